@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["launch"]:
         launcher.main(arguments[1:])
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except EdgeError as error:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edgesplit-agent", description="Runs models on this device, with or without the cloud."
     )

@@ -243,7 +243,7 @@ def test_a_server_that_hangs_up_is_only_a_fallback() -> None:
         for number in range(12):
             answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id=f"r-{number}")
             assert np.array_equal(answer.outputs["y"], EXPECTED)
-            engine._own_target._breaker = CircuitBreaker()
+            engine.own_target._breaker = CircuitBreaker()
         stop.set()
         listener.close()
         engine.stop()
@@ -289,7 +289,7 @@ def test_a_hundred_faulty_clouds_lose_and_double_nothing() -> None:
                 answer = engine.infer("tiny", {"x": INPUT}, deadline_s=20, request_id=name)
                 with lock:
                     answers.setdefault(name, []).append(bool(np.array_equal(answer.outputs["y"], EXPECTED)))
-                    engine._own_target._breaker = CircuitBreaker()
+                    engine.own_target._breaker = CircuitBreaker()
 
         threads = [threading.Thread(target=stream, args=(worker,)) for worker in range(5)]
         for thread in threads:
@@ -310,7 +310,7 @@ def test_stopping_closes_what_waits_on_the_cloud() -> None:
     asking = threading.Thread(target=lambda: answers.append(engine.infer("tiny", {"x": INPUT}, deadline_s=15)))
     asking.start()
     assert cloud.holding.wait(10)
-    engine._own_target._remote.close()  # type: ignore[union-attr]
+    engine.own_target._remote.close()  # type: ignore[union-attr]
     asking.join(15)
     assert answers[0].report.fallback
     engine.stop()

@@ -23,6 +23,7 @@ from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import InferOptions
 from edgesplit.plan import Link
+from edgesplit_agent.offload.target import TargetTimeouts
 from edgesplit_agent.serving.engine import Answer
 from support.agent_engine import eventually
 from support.fault_proxy import OUT, A, B, Fault, How, OffloadWorld, offload_world
@@ -42,11 +43,8 @@ def ask(world: OffloadWorld, wishes: InferOptions = AT_ONCE, deadline_s: float =
     return answer
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cloud that is silent because a test wants it so is not taken for dead."""
-    monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1e6)
-    monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
+PATIENT = TargetTimeouts(overdue_s=1e6, doubt_s=30.0)
+"""With these a cloud that is silent because a test wants it so is not taken for dead."""
 
 
 def sizes(world: OffloadWorld) -> tuple[int, int]:
@@ -60,9 +58,9 @@ def sizes(world: OffloadWorld) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, how: How, patient: None) -> None:
+def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, how: How) -> None:
     """E1, before, during and after each byte of a request and of its response: closed, reset, or silent from there."""
-    with offload_world(tmp_path, "local", "cut-1") as world:
+    with offload_world(tmp_path, "local", "cut-1", timeouts=PATIENT) as world:
         up, down = sizes(world)
         every = 1 if how == "close" or "EDGESPLIT_SOAK_S" in os.environ else 7
         faults = [Fault(up=place, how=how) for place in range(0, up + 1, every)]
@@ -77,7 +75,7 @@ def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, ho
                 assert report.fallback and report.cause in ("link", "timeout", "server"), (fault, report)
         world.settles()
         assert (
-            not world.engine._own_target.in_flight
+            not world.engine.own_target.in_flight
             and len(world.engine.idempotency._executions) <= world.engine.idempotency._entries
         )
         world.anew()
@@ -85,9 +83,9 @@ def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, ho
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_without_a_fallback_a_broken_wire_is_a_typed_error(tmp_path: Path, how: How, patient: None) -> None:
+def test_without_a_fallback_a_broken_wire_is_a_typed_error(tmp_path: Path, how: How) -> None:
     """The plan has no local row: each position is an error that says so, in time, and the next request is answered."""
-    with offload_world(tmp_path, "cut-1") as world:
+    with offload_world(tmp_path, "cut-1", timeouts=PATIENT) as world:
         up, down = sizes(world)
         places = random.Random(os.environ["EDGESPLIT_SEED"]).sample(
             range(up + down - VARIES), 4 if how == "silence" else 40
@@ -101,14 +99,16 @@ def test_without_a_fallback_a_broken_wire_is_a_typed_error(tmp_path: Path, how: 
         assert not ask(world).report.fallback
 
 
-def test_a_wire_that_breaks_inside_tls_is_no_other(tmp_path: Path, patient: None) -> None:
+def test_a_wire_that_breaks_inside_tls_is_no_other(tmp_path: Path) -> None:
     """Handshake, request and response as records: closed after a sample of all their bytes."""
     from edgesplit_controller.pki.authority import Authority
 
     authority = Authority(tmp_path / "authority")
     server = authority.issue_server("offload", ["127.0.0.1"]).server_context()
     device = authority.issue_client("camera-1").client_context()
-    with offload_world(tmp_path / "release", "local", "cut-1", server_tls=server, client_tls=device) as world:
+    with offload_world(
+        tmp_path / "release", "local", "cut-1", server_tls=server, client_tls=device, timeouts=PATIENT
+    ) as world:
         up, down = sizes(world)
         for place in range(0, up + down - VARIES, 41):
             world.anew(Fault(up=place) if place < up else Fault(down=place - up))
@@ -118,10 +118,10 @@ def test_a_wire_that_breaks_inside_tls_is_no_other(tmp_path: Path, patient: None
         assert not ask(world, InferOptions(hedge="never")).report.fallback
 
 
-def test_a_connection_that_breaks_on_its_second_request_is_replaced(tmp_path: Path, patient: None) -> None:
+def test_a_connection_that_breaks_on_its_second_request_is_replaced(tmp_path: Path) -> None:
     """A kept connection that ends under a request may be the idle one's fault: the request goes once more, on a new
     one, and is answered by the cloud."""
-    with offload_world(tmp_path, "local", "cut-1") as world:
+    with offload_world(tmp_path, "local", "cut-1", timeouts=PATIENT) as world:
         up, _ = sizes(world)
         for place in (up, up + 1, up + up // 2):
             world.anew(Fault(up=place))
@@ -174,12 +174,12 @@ LIES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(scope="module")
 def between_lies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OffloadWorld]:
-    with offload_world(tmp_path_factory.mktemp("lies"), "local", "cut-1") as world:
+    with offload_world(tmp_path_factory.mktemp("lies"), "local", "cut-1", timeouts=PATIENT) as world:
         yield world
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_response_that_lies_is_not_believed(between_lies: OffloadWorld, name: str, patient: None) -> None:
+def test_a_response_that_lies_is_not_believed(between_lies: OffloadWorld, name: str) -> None:
     """E3, byte for byte: whatever is made of a good response on its way, the device finishes by itself."""
     between_lies.anew(Fault(rewrite=LIES[name]))
     report = ask(between_lies, InferOptions(hedge="never")).report
@@ -187,9 +187,9 @@ def test_a_response_that_lies_is_not_believed(between_lies: OffloadWorld, name: 
     between_lies.settles()
 
 
-def test_any_flipped_byte_of_a_response_is_noticed_or_harmless(tmp_path: Path, patient: None) -> None:
+def test_any_flipped_byte_of_a_response_is_noticed_or_harmless(tmp_path: Path) -> None:
     """Head and JSON: a right answer, from somewhere. (Tensors' own bytes are what TLS is for.)"""
-    with offload_world(tmp_path, "local", "cut-1") as world:
+    with offload_world(tmp_path, "local", "cut-1", timeouts=PATIENT) as world:
         sizes(world)
         good = bytes(world.wire.last.received)
         length = oip.header_length({"inference-header-content-length": _header(good)}) or 0
@@ -207,9 +207,9 @@ def _header(response: bytes) -> str:
 
 
 @pytest.mark.parametrize("same_id", [True, False])
-def test_a_replayed_answer_is_refused_under_its_own_id_too(tmp_path: Path, same_id: bool, patient: None) -> None:
+def test_a_replayed_answer_is_refused_under_its_own_id_too(tmp_path: Path, same_id: bool) -> None:
     """E3: the whole response of a moment ago, to a request of the same or of another id but other tensors."""
-    with offload_world(tmp_path, "local", "cut-1") as world:
+    with offload_world(tmp_path, "local", "cut-1", timeouts=PATIENT) as world:
         sizes(world)
         world.anew()
         ask(world, InferOptions(hedge="never"), request_id="r-1")
@@ -222,10 +222,10 @@ def test_a_replayed_answer_is_refused_under_its_own_id_too(tmp_path: Path, same_
         assert answer.report.fallback and answer.report.cause == "server"
 
 
-def test_a_late_answer_is_nobodys(tmp_path: Path, patient: None) -> None:
+def test_a_late_answer_is_nobodys(tmp_path: Path) -> None:
     """E2: the wire keeps the response until the device has finished, then lets it go: neither this request nor the next
     one sees it."""
-    with offload_world(tmp_path, "local", "cut-1") as world:
+    with offload_world(tmp_path, "local", "cut-1", timeouts=PATIENT) as world:
         sizes(world)
         world.anew(Fault(down=0, how="silence"))
         assert ask(world, request_id="r-1").report.fallback
@@ -357,7 +357,7 @@ def test_nobody_there_before_the_first_request(tmp_path: Path) -> None:
     """E1, before: no server, no port, a port that accepts and never speaks: the device answers, the breaker opens."""
     with offload_world(tmp_path, "local", "cut-1") as world, socket.create_server(("127.0.0.1", 0)) as mute:
         for port in (_free(), mute.getsockname()[1]):
-            world.engine._own_target._remote = OffloadClient(f"http://127.0.0.1:{port}")
+            world.engine.own_target._remote = OffloadClient(f"http://127.0.0.1:{port}")
             world.anew()
             while world.engine.breaker.is_allowing:
                 ask(world, InferOptions())

@@ -128,6 +128,8 @@ class ScriptedCloud:
 
     def __init__(self) -> None:
         self.script: Script = lambda request, good: good
+        self.unpack: Callable[[Request], Request] = lambda request: request
+        """Applied to each inference request before it is decoded."""
         self.probes = 0
         self.healthy = True
         """What the agent's probes find; a breaker that is open stays so while this is False."""
@@ -146,6 +148,7 @@ class ScriptedCloud:
         if not request.path.endswith("/infer"):
             self.probes += 1
             return Response(200 if self.healthy else 503, {"edgesplit-seconds": "0"}, [])
+        request = self.unpack(request)
         asked = oip.decode_request(request.body, oip.header_length(request.headers))
         name = request.path.split("/")[3]
         self.asked.append(name)

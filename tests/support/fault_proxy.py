@@ -189,16 +189,16 @@ class OffloadWorld:
         """The next request opens a connection, with this fault, and nothing is known against the cloud."""
         self.wire.fault = fault
         self.remote.renew()
-        self.engine._own_target._breaker = CircuitBreaker()
+        self.engine.own_target._breaker = CircuitBreaker()
         planned = next(iter(self.engine.serving.values())).plan.link
-        self.engine._own_target._estimate = LinkEstimate.from_link(planned)
+        self.engine.own_target._estimate = LinkEstimate.from_link(planned)
 
     def is_quiet(self) -> bool:
         """Nothing is held for requests that are over: no place, no connection, no thread at work."""
         engine = self.engine
         crews = (engine._offload_threads, engine._device_threads)
-        busy = sum(crew.threads - len(crew._idle) for crew in crews)
-        return not (engine.queue.in_flight or engine._own_target.in_flight or self.remote._busy or busy)
+        busy = sum(crew.busy for crew in crews)
+        return not (engine.queue.in_flight or engine.own_target.in_flight or self.remote._busy or busy)
 
     def settles(self) -> None:
         eventually("nothing is held any more", self.is_quiet)

@@ -67,9 +67,9 @@ class BundleHarness:
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """The papers."""
-        carried = [one for one in (self.wanted, self.agent) if one]
+        carried = [digest for digest in (self.wanted, self.agent) if digest]
         files, ends = self.world.repository.offline_files(carried)
-        manifests = {one: decode_manifest(self.manifests[one]) for one in carried}
+        manifests = {digest: decode_manifest(self.manifests[digest]) for digest in carried}
         text = {path: b64encode(raw).decode() for path, raw in files.items()}
         return {
             "created": int(self.world.now), "valid_until": int(min(ends.values())), "limited_by": "timestamp",

@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from edgesplit_agent.main import _parser as agent_parser
+from edgesplit_agent.main import build_parser as agent_parser
 from edgesplit_cli.main import cli
 from edgesplit_offload.options import parser as offload_parser
 from support import REPOSITORY

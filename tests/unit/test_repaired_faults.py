@@ -138,6 +138,6 @@ def test_ctrl_c_while_the_commands_were_loaded_printed_a_traceback() -> None:
 
 def test_an_agent_starts_without_any_option() -> None:
     """A check of `--gateway-metrics` was put to its default too, and no agent started any more."""
-    from edgesplit_agent.main import _parser
+    from edgesplit_agent.main import build_parser
 
-    assert _parser().parse_args(["run", "--data", "somewhere"]).gateway_metrics is None
+    assert build_parser().parse_args(["run", "--data", "somewhere"]).gateway_metrics is None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -26,6 +27,7 @@ from edgesplit.offload_client.pool import (
     OffloadResult,
 )
 from edgesplit.plan import Conditions, Link, Row
+from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S
 from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,20 @@ LONGEST_WAIT_S = 3600.0
 """Maximum sleep of the watcher in seconds."""
 INITIAL_LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 """Link assumed until the first plan gives the one it was made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTimeouts:
+    """When a target counts as slow, suspect or dead, in seconds."""
+
+    slow_s: float = MIN_OFFLOAD_WAIT_S
+    overdue_s: float = OVERDUE_S
+    doubt_s: float = DOUBT_S
+    unheard_s: float = UNHEARD_S
+    unanswered_s: float = UNANSWERED_S
+
+
+TIMEOUTS = TargetTimeouts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +106,19 @@ class OffloadTarget:
     """One offload target. Thread-safe. Without a `remote` it is never available, and only the device's speed is
     learnt."""
 
-    def __init__(self, remote: OffloadClient | None, idle_probe_s: float = IDLE_PROBE_S) -> None:
+    def __init__(
+        self,
+        remote: OffloadClient | None,
+        idle_probe_s: float = IDLE_PROBE_S,
+        timeouts: TargetTimeouts = TIMEOUTS,
+        *,
+        clock: Callable[[], float] = monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self._remote = remote
         self._idle_probe_s = idle_probe_s
+        self.timeouts = timeouts
+        self._clock, self._jitter = clock, jitter
         self._lock = threading.Lock()
         self._estimate: LinkEstimate | None = None
         self._breaker = CircuitBreaker()
@@ -161,7 +187,7 @@ class OffloadTarget:
             return self._snapshot()
 
     def _snapshot(self) -> TargetSnapshot:
-        now, breaker = monotonic(), self._breaker
+        now, breaker = self._clock(), self._breaker
         self._estimate = self._estimate.without_expired_hop(now) if self._estimate is not None else None
         estimate = self._estimate or LinkEstimate.from_link(INITIAL_LINK)
         in_flight = sum(reservation.since == breaker.since for reservation in self._reservations)
@@ -185,7 +211,7 @@ class OffloadTarget:
 
     def ask(self, asked: OffloadRequest, call: CancellableCall, timeout_s: float) -> OffloadResult:
         """Send one request and learn from the outcome. Never raises; blocks for at most `timeout_s`."""
-        sent_at = monotonic()
+        sent_at = self._clock()
         with self._lock:
             self._last_sent, self._last_bytes = sent_at, asked.up_bytes
         try:
@@ -202,13 +228,14 @@ class OffloadTarget:
     def on_lost_race(self, up_bytes: int, waited_s: float) -> None:
         """The device answered before this target was late: a lower bound for the link, and no failure of the target.
 
-        A slow link and a dead target lose races alike. A target that was not heard of for `UNHEARD_S` is therefore
-        pinged; one that has answered no request for `UNANSWERED_S`, though it answers pings, counts as failed.
+        A slow link and a dead target lose races alike. A target that was not heard of for `unheard_s` is therefore
+        pinged; one that has answered no request for `unanswered_s`, though it answers pings, counts as failed.
         """
-        now = monotonic()
+        now = self._clock()
         with self._lock:
             self._needs_connection = True
-            unheard, unanswered = now - self._heard_at > UNHEARD_S, now - self._answered_at > UNANSWERED_S
+            unheard = now - self._heard_at > self.timeouts.unheard_s
+            unanswered = now - self._answered_at > self.timeouts.unanswered_s
             if self._estimate is not None and not unanswered:  # else `on_abandoned` below records the same bound
                 self._estimate = self._estimate.after_timeout(up_bytes, waited_s, now)
         if unanswered:
@@ -219,7 +246,7 @@ class OffloadTarget:
 
     def on_abandoned(self, up_bytes: int, waited_s: float) -> None:
         """The request was abandoned because the target was late: a timeout."""
-        self._learn(up_bytes, OffloadFailure("timeout", "abandoned: too late", waited_s), monotonic() - waited_s)
+        self._learn(up_bytes, OffloadFailure("timeout", "abandoned: too late", waited_s), self._clock() - waited_s)
 
     def on_slow(self, waited_s: float, up_bytes: int = 0) -> None:
         """A request has waited longer than it should: ping the target, and learn a lower bound for the link.
@@ -227,20 +254,20 @@ class OffloadTarget:
         `up_bytes` are those of the request; 0 where they must not count. The next request is chosen with that lower
         bound.
         """
-        sent_at = monotonic() - waited_s
+        sent_at = self._clock() - waited_s
         with self._lock:
             if self._estimate is not None:
-                self._estimate = self._estimate.after_timeout(up_bytes, waited_s, monotonic())
+                self._estimate = self._estimate.after_timeout(up_bytes, waited_s, self._clock())
             # Heard of since the request was sent: slow, not dead. Breaker open: a probe is scheduled already.
             if self._heard_at >= sent_at or not self._breaker.is_allowing:
                 return
-            self._suspected_at = self._suspected_at or monotonic()
+            self._suspected_at = self._suspected_at or self._clock()
         self._wake_watcher()
 
     def on_overdue(self, waited_s: float) -> None:
-        """A request has waited for `OVERDUE_S` and several times its prediction. If no other request was answered
+        """A request has waited for `overdue_s` and several times its prediction. If no other request was answered
         meanwhile, the target counts as dead, even if its connections hold."""
-        sent_at = monotonic() - waited_s
+        sent_at = self._clock() - waited_s
         with self._lock:
             if self._answered_at >= sent_at:  # another request was answered meanwhile
                 return
@@ -254,7 +281,7 @@ class OffloadTarget:
         with self._lock:
             if self._estimate is not None:
                 link_s, answered = outcome.hop_s - outcome.hop_server_s, not outcome.hop_cause
-                self._estimate = self._estimate.after_further_hop(row, link_s, monotonic(), answered=answered)
+                self._estimate = self._estimate.after_further_hop(row, link_s, self._clock(), answered=answered)
 
     def on_compute(self, measured_s: float, predicted_s: float) -> None:
         """Learn how fast this device is relative to its plan."""
@@ -267,7 +294,7 @@ class OffloadTarget:
     def _learn(self, up_bytes: int, outcome: OffloadResult, sent_at: float, *, dead: bool = False) -> None:
         """Update breaker and estimates from the outcome of a request sent at `sent_at`; `dead` opens the breaker at
         once."""
-        now = monotonic()
+        now = self._clock()
         with self._lock:
             before = self._breaker.state
             if isinstance(outcome, OffloadAnswer):
@@ -280,7 +307,7 @@ class OffloadTarget:
                 self._answered_at = self._heard_at = now
             else:
                 refused = dead or outcome.cause == "refused"
-                self._breaker = self._breaker.after_failure(now, random.random(), refused=refused, sent_at=sent_at)
+                self._breaker = self._breaker.after_failure(now, self._jitter(), refused=refused, sent_at=sent_at)
                 # Only silence bounds the rate; a refusal or a broken connection may be immediate.
                 if outcome.cause == "timeout" and self._estimate is not None:
                     self._estimate = self._estimate.after_timeout(up_bytes, outcome.elapsed_s, now)
@@ -309,7 +336,7 @@ class OffloadTarget:
             with self._watch:
                 if self._stopping:
                     return
-                pause_s = self._seconds_until_probe()
+                pause_s = self.seconds_until_probe()
                 cold, self._needs_connection = self._needs_connection, False
                 if pause_s > 0 and not cold:
                     self._watch.wait(pause_s)
@@ -318,37 +345,39 @@ class OffloadTarget:
                 if pause_s > 0:
                     self._remote.warm(PING_TIMEOUT_S)
                 else:  # the probe opens a connection too
-                    self._probe(self._remote)
+                    self.probe()
             except Exception:
                 log.exception("the link's probe failed")
                 with self._watch:
                     self._watch.wait(self._idle_probe_s)
 
-    def _seconds_until_probe(self) -> float:
+    def seconds_until_probe(self) -> float:
         """Seconds until the next probe is due; 0 or less: now."""
         with self._lock:
             if self._estimate is None:
                 return LONGEST_WAIT_S
             if not self._breaker.is_allowing:  # open: the breaker's pause decides
-                return min(LONGEST_WAIT_S, self._breaker.probe_at - monotonic())
-            if self._suspected_at is not None or is_probe_due(monotonic(), self._last_sent, self._idle_probe_s):
+                return min(LONGEST_WAIT_S, self._breaker.probe_at - self._clock())
+            if self._suspected_at is not None or is_probe_due(self._clock(), self._last_sent, self._idle_probe_s):
                 return 0.0
-            return min(LONGEST_WAIT_S, self._last_sent + self._idle_probe_s - monotonic())
+            return min(LONGEST_WAIT_S, self._last_sent + self._idle_probe_s - self._clock())
 
-    def _probe(self, remote: OffloadClient) -> None:
+    def probe(self) -> None:
         """Measure the round trip on a connection that stays open; then, unless a request is waiting, the rate."""
-        sent_at = monotonic()
+        remote = self._remote
+        assert remote is not None
+        sent_at = self._clock()
         with self._lock:
             self._last_sent = sent_at
             doubted, self._suspected_at = self._suspected_at is not None, None
             # Only a suspicious target's last request may still be in flight; otherwise it was answered long ago.
             beside_bytes = self._last_bytes if doubted or not self._breaker.is_allowing else 0
             rtt_s = self._estimate.rtt_s if self._estimate else 0.0
-        pinged_s = remote.ping(DOUBT_S + 4 * rtt_s if doubted else PING_TIMEOUT_S + 8 * rtt_s)
+        pinged_s = remote.ping(self.timeouts.doubt_s + 4 * rtt_s if doubted else PING_TIMEOUT_S + 8 * rtt_s)
         if isinstance(pinged_s, OffloadFailure):
             self._on_ping_failure(pinged_s, doubted=doubted)
             return
-        now = monotonic()
+        now = self._clock()
         with self._lock:
             before = self._breaker.state
             self._breaker = self._breaker.after_probe(now)
@@ -363,11 +392,11 @@ class OffloadTarget:
 
     def _on_ping_failure(self, failure: OffloadFailure, *, doubted: bool) -> None:
         """A ping failed. If it was caused by a hanging request or refused, the target counts as dead at once."""
-        now = monotonic()
+        now = self._clock()
         with self._lock:
             before = self._breaker.state
             certain = doubted or failure.cause == "refused"
-            self._breaker = self._breaker.after_failure(now, random.random(), refused=certain, probe=True)
+            self._breaker = self._breaker.after_failure(now, self._jitter(), refused=certain, probe=True)
             after = self._breaker.state
         log.info("cloud: ping: %s: %s", failure.cause, failure.text)
         self._on_breaker_change(before, after)
@@ -376,7 +405,7 @@ class OffloadTarget:
         """Measure the uplink's rate by a probe body."""
         outcome = remote.probe(PROBE_TIMEOUT_S)
         with self._lock:
-            self._last_sent = now = monotonic()
+            self._last_sent = now = self._clock()
             if self._estimate is None:
                 return
             if isinstance(outcome, OffloadAnswer):

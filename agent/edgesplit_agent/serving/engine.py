@@ -30,7 +30,14 @@ from edgesplit.oip.options import NONE, Hedge, InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.runtime import Tensor
-from edgesplit_agent.offload.target import IDLE_PROBE_S, INITIAL_LINK, OffloadTarget, TargetSnapshot
+from edgesplit_agent.offload.target import (
+    IDLE_PROBE_S,
+    INITIAL_LINK,
+    TIMEOUTS,
+    OffloadTarget,
+    TargetSnapshot,
+    TargetTimeouts,
+)
 from edgesplit_agent.policy.hedge_budget import HedgeBudget, max_sending_cost, processor_cost, sending_cost
 from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, slices_duration_s
 from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext, select_row
@@ -70,6 +77,7 @@ class Settings:
 
     in_flight: int = IN_FLIGHT
     idle_probe_s: float = IDLE_PROBE_S
+    timeouts: TargetTimeouts = TIMEOUTS
     margin_s: float = DELIVERY_MARGIN_S
     hedge: Hedge = "auto"
     lanes: bool = True
@@ -109,7 +117,7 @@ class Engine:
         self._power = power or PowerMonitor()
         self.selector = RowSelector(lambda: self._power.mode)
         self._started = self._stopped = False
-        self._own_target = OffloadTarget(remote, self._settings.idle_probe_s)
+        self.own_target = OffloadTarget(remote, self._settings.idle_probe_s, self._settings.timeouts)
         self._foreign_targets: dict[OffloadClient, OffloadTarget] = {}
         self._target_of: dict[LoadedRelease, OffloadTarget] = {}
         room = self._settings.in_flight
@@ -165,7 +173,7 @@ class Engine:
             self._serving = {**self._serving, model: release}
             target = self._target_for(remote)
             targets = self._target_of
-            self._target_of = {served: targets.get(served, self._own_target) for served in self._serving.values()}
+            self._target_of = {served: targets.get(served, self.own_target) for served in self._serving.values()}
             self._target_of[release] = target
         self._forget_model(model)
         target.assume_link(release.plan.link)
@@ -217,11 +225,11 @@ class Engine:
     @property
     def conditions(self) -> Conditions:
         """Current estimates of the device, its own offload target and the link to it."""
-        return self._with_clock_cap(self._own_target.conditions)
+        return self._with_clock_cap(self.own_target.conditions)
 
     def target_state(self, model: str) -> tuple[Conditions, CircuitBreaker]:
         """Current estimates and circuit breaker of the offload target of this model, which may be a foreign server."""
-        target = self._target_of.get(self._serving[model], self._own_target)
+        target = self._target_of.get(self._serving[model], self.own_target)
         return self._with_clock_cap(target.conditions), target.breaker
 
     def _with_clock_cap(self, conditions: Conditions) -> Conditions:
@@ -231,7 +239,7 @@ class Engine:
     @property
     def breaker(self) -> CircuitBreaker:
         """Circuit breaker of the device's own offload target."""
-        return self._own_target.breaker
+        return self.own_target.breaker
 
     def infer(
         self,
@@ -286,7 +294,7 @@ class Engine:
         Raises NotFound.
         """
         with self._lock:
-            release, target = self._serving.get(model), self._own_target
+            release, target = self._serving.get(model), self.own_target
             if release is not None:
                 target = self._target_of.get(release, target)
                 release.lease()
@@ -469,15 +477,15 @@ class Engine:
     # Offload targets
 
     def _targets(self) -> tuple[OffloadTarget, ...]:
-        return (self._own_target, *self._foreign_targets.values())
+        return (self.own_target, *self._foreign_targets.values())
 
     def _target_for(self, remote: OffloadClient | None) -> OffloadTarget:
         """The target of that client, created on first use; None is the device's own. The lock is held."""
         if remote is None:
-            return self._own_target
+            return self.own_target
         target = self._foreign_targets.get(remote)
         if target is None:
-            target = OffloadTarget(remote, self._settings.idle_probe_s)
+            target = OffloadTarget(remote, self._settings.idle_probe_s, self._settings.timeouts)
             self._foreign_targets = {**self._foreign_targets, remote: target}
             if self._started and not self._stopped:
                 target.start()

@@ -27,9 +27,9 @@ from edgesplit.release import boundary_codecs
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import sleep_until_elapsed
 from edgesplit_agent.offload.foreign_server import coding_of
-from edgesplit_agent.offload.target import OVERDUE_S, OffloadTarget
+from edgesplit_agent.offload.target import OffloadTarget
 from edgesplit_agent.policy.hedge_budget import HedgeBudget, busy_watts, hedge_schedule, processor_cost, radio_joules
-from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S, slices_duration_s
+from edgesplit_agent.policy.hedge_timing import slices_duration_s
 from edgesplit_agent.serving.device_queue import DeviceQueue, Withdrawn
 from edgesplit_agent.serving.local_executor import LocalExecutor
 from edgesplit_agent.serving.race_state import Encoded, RaceState, TailDone, TailFailed
@@ -126,8 +126,8 @@ class OffloadRace:
         handshake_s = 0.0 if target.is_warm else 3 * conditions.link.rtt_s
         predicted_s = race.prediction.remote_s + handshake_s
         # Late by the same factor as `hedge_timing` uses: three times the prediction, and never sooner than its minimum.
-        race.slow_at = race.began + max(MIN_OFFLOAD_WAIT_S, 3 * predicted_s)
-        race.overdue_at = race.began + max(OVERDUE_S, 3 * predicted_s)
+        race.slow_at = race.began + max(target.timeouts.slow_s, 3 * predicted_s)
+        race.overdue_at = race.began + max(target.timeouts.overdue_s, 3 * predicted_s)
         if race.tail is None:  # no local tail: its timers stay infinite
             return
         slowdown = conditions.device_slowdown

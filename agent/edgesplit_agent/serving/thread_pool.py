@@ -30,6 +30,11 @@ class BoundedThreads:
         """Number of threads that work or wait for work."""
         self._stopped = False
 
+    @property
+    def busy(self) -> int:
+        """Number of threads that work."""
+        return self.threads - len(self._idle)
+
     def start(self, work: Work) -> bool:
         """Start `work` now, in the caller's context variables; False if no thread is available."""
         with self._lock:

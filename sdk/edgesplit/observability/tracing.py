@@ -74,8 +74,9 @@ class OtelTracer(Tracer):
     """Tracer used while tracing is on. The sampler of `provider` decides which spans are recorded (parent-based, unless
     OTEL_TRACES_SAMPLER is set)."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         self._provider = provider
+        self._shutdown_timeout_s = shutdown_timeout_s
         self._tracer = provider.get_tracer("edgesplit")
 
     def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> Span:
@@ -95,9 +96,9 @@ class OtelTracer(Tracer):
         """Export the remaining spans, with a timeout: an unreachable collector must not delay the process's end."""
         shutdown = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         shutdown.start()
-        shutdown.join(SHUTDOWN_TIMEOUT_S)
+        shutdown.join(self._shutdown_timeout_s)
         if shutdown.is_alive():
-            log.warning("the last spans were not exported within %g s", SHUTDOWN_TIMEOUT_S)
+            log.warning("the last spans were not exported within %g s", self._shutdown_timeout_s)
 
 
 class _OtelSpan(Span):

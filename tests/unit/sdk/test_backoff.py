@@ -11,7 +11,7 @@ RETRY = Backoff(first_s=0.5, longest_s=30.0)
 
 @pytest.mark.parametrize(("failures", "pause_s"), [(0, 0.5), (1, 1.0), (5, 16.0), (6, 30.0), (10_000, 30.0), (-1, 0.5)])
 def test_pauses_double_up_to_the_longest(failures: int, pause_s: float) -> None:
-    """Whatever the number of failures, which nothing bounds."""
+    """Whatever the number of failures, which is unbounded."""
     assert RETRY.pause_s(failures) == pause_s
 
 

@@ -13,7 +13,7 @@ from support import REPOSITORY
 TRACES = REPOSITORY / "bench" / "traces"
 
 
-def test_rates_carry_the_traces_bytes() -> None:
+def test_rates_deliver_the_traces_bytes() -> None:
     """Rate times time over one round is every packet, also where the last bin is short."""
     trace = make_uplink_trace([3, 90, 100, 250, 251, 730, 999])
     rates = trace.rates_per_bin(0.1)
@@ -23,14 +23,14 @@ def test_rates_carry_the_traces_bytes() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*.up")), ids=lambda path: path.stem)
-def test_our_traces_can_be_read(path: Path) -> None:
-    """Small, and each says something of a link."""
+def test_shipped_traces_can_be_read(path: Path) -> None:
+    """They are small, and each describes a link."""
     trace = read_uplink_trace(path)
     assert path.stat().st_size < 150_000
     assert 20 <= trace.seconds <= 120 and min(trace.rates_per_bin(trace.seconds)) > 50_000
 
 
-def test_a_trace_that_says_nothing_is_refused(tmp_path: Path) -> None:
+def test_trace_without_a_rate_is_refused(tmp_path: Path) -> None:
     """One packet is no rate."""
     file = tmp_path / "short.up"
     file.write_text("5\n")

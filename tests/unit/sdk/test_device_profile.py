@@ -1,4 +1,4 @@
-"""Device profiles: every figure present, sourced and consistent; what is wrong is said."""
+"""Device profiles: every figure present, sourced and consistent; errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def text_with(**changes: object) -> str:
     return yaml.safe_dump({name: value for name, value in fields.items() if value is not None})
 
 
-def test_the_promised_profiles_ship() -> None:
-    """The device classes of the demo and of issue 3 are there, by the names that users type."""
+def test_expected_profiles_ship() -> None:
+    """The device classes of the demo and of issue 3, by the names that users type."""
     assert set(PROMISED) <= set(list_profiles())
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_every_shipped_profile_is_whole(name: str) -> None:
+def test_every_shipped_profile_is_complete(name: str) -> None:
     """A shipped profile loads, carries its file's name, and gives a source for every figure."""
     profile = load_profile(name)
 
@@ -39,8 +39,9 @@ def test_every_shipped_profile_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_an_assumption_gives_its_reasoning_and_a_derivation_its_formula(name: str) -> None:
-    """A derived figure names what it was derived from; a published one names a document and its year."""
+def test_assumed_derived_and_published_figures_give_their_source(name: str) -> None:
+    """An assumption has its reasoning; a derived figure names what it was derived from; a published one names a
+    document and its year."""
     for figure_name, figure in load_profile(name).named_figures().items():
         if figure.basis == "published":
             assert any(str(year) in figure.source for year in range(2012, 2100)), figure_name
@@ -60,7 +61,7 @@ def test_scaled_figures_follow_their_formulas(name: str) -> None:
     )
 
 
-def test_depthwise_is_never_priced_like_a_dense_convolution() -> None:
+def test_depthwise_has_another_rate_than_dense_convolution() -> None:
     """One rate for both would be wrong by ten times: no profile has that."""
     for name in list_profiles():
         rates = load_profile(name).rates
@@ -68,20 +69,20 @@ def test_depthwise_is_never_priced_like_a_dense_convolution() -> None:
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("rasberypi4", "raspberrypi4"), ("Jetson_Nano", "jetson-nano")])
-def test_a_typo_is_answered_with_near_names(typed: str, meant: str) -> None:
-    """A name nearly right is told what it may have meant."""
+def test_misspelt_name_suggests_near_names(typed: str, meant: str) -> None:
+    """The error lists the profiles with similar names."""
     with pytest.raises(UsageError, match=f"did you mean .*{meant}"):
         load_profile(typed)
 
 
-def test_an_unknown_name_is_answered_with_all_names() -> None:
-    """A name like no other lists those there are, and says that a file works too."""
+def test_unknown_name_lists_all_names() -> None:
+    """And says that a file works too."""
     with pytest.raises(UsageError, match=r"generic-x86, jetson-nano.*\.yaml"):
         load_profile("toaster")
 
 
-def test_a_users_own_file_is_a_profile(tmp_path: Path) -> None:
-    """A path to a YAML file is read as a profile, whatever it is called."""
+def test_own_file_is_a_profile(tmp_path: Path) -> None:
+    """A path to a YAML file is read as a profile, whatever its name."""
     file = tmp_path / "mine.yaml"
     file.write_text(text_with(name="my-board"))
 
@@ -89,7 +90,7 @@ def test_a_users_own_file_is_a_profile(tmp_path: Path) -> None:
     assert load_profile(file) == load_profile(str(file))
 
 
-def test_numbers_may_be_written_as_people_write_them() -> None:
+def test_numbers_may_have_a_short_exponent() -> None:
     """24e9, which YAML 1.1 takes for text, is a number here."""
     figure = "{value: 3e-5, basis: assumption, source: because it is an example}"
     profile = parse_profile(text_with(operator_overhead_s=None) + f"operator_overhead_s: {figure}\n", "mine")
@@ -123,8 +124,8 @@ FIGURE = {"value": 1.0, "basis": "assumption", "source": "because it is an examp
         ({"format": "edgesplit.device-profile/9"}, "format"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, object], said: str) -> None:
-    """A figure that is missing, unsourced or out of range, and a field nobody knows, are refused by name."""
+def test_error_names_the_wrong_field(changes: dict[str, object], said: str) -> None:
+    """A figure that is missing, unsourced or out of range, and an unknown field, are refused by name."""
     with pytest.raises(UsageError, match=said):
         parse_profile(text_with(**changes), "mine.yaml")
 
@@ -154,8 +155,8 @@ LINE = {
 }
 
 
-def test_a_calibrated_profile_carries_its_fit() -> None:
-    """Plain numbers, checked for hanging together, never run."""
+def test_calibrated_profile_has_its_fit() -> None:
+    """Plain numbers, checked for consistency, never executed."""
     profile = parse_profile(text_with(fit={**FIT, "operators": [LINE]}), "mine")
 
     assert profile.fit is not None and profile.fit.operators[0].points == ((3.0,),)
@@ -178,8 +179,8 @@ def test_a_calibrated_profile_carries_its_fit() -> None:
         ({"code": "import os"}, "code"),
     ],
 )
-def test_a_fit_that_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
-    """Whoever wrote the file: columns of one length, a bend per point, finite numbers, and nothing else."""
+def test_invalid_fit_is_refused(changes: dict[str, object], said: str) -> None:
+    """Columns of one length, a bend per point, finite numbers, and nothing else."""
     with pytest.raises(UsageError, match=said):
         parse_profile(text_with(fit={**FIT, "operators": [{**LINE, **changes}]}), "mine")
 
@@ -192,29 +193,30 @@ WRONG_VALUES = ["a: !!int x", "a: !!timestamp x", "a: 2026-13-45", "a: 0x_", "a:
     "text", ["", "- 1\n", "{", "!!python/object/apply:os.system ['true']", "a: &a [*a]", BOMB, "[" * 5_000]
 )
 @pytest.mark.parametrize("tail", ["", "x" * 270_000])
-def test_what_is_no_profile_is_refused(text: str, tail: str) -> None:
-    """Other YAML, broken YAML, YAML that would run code, and files without end are refused, never executed."""
+def test_malformed_profile_is_refused(text: str, tail: str) -> None:
+    """Other YAML, broken YAML, YAML that would run code, and endless files are refused, never executed."""
     with pytest.raises(UsageError, match="device profile mine"):
         parse_profile(text + tail, "mine")
 
 
 @pytest.mark.parametrize("text", WRONG_VALUES)
-def test_a_value_that_yaml_cannot_make_was_a_traceback(text: str) -> None:
-    """A date without such a month, a number that is none: PyYAML raises what it likes, users read a refusal."""
+def test_unconstructible_yaml_value_is_refused(text: str) -> None:
+    """A date without such a month, a malformed number: PyYAML raises errors of several types, which were a
+    traceback."""
     with pytest.raises(UsageError, match="device profile mine"):
         parse_profile(text, "mine")
 
 
-def test_aliases_are_refused_by_name() -> None:
-    """A few kilobytes of aliases stand for gigabytes; whoever used one to save a line is told what to do."""
+def test_yaml_aliases_are_refused_by_name() -> None:
+    """A few kilobytes of aliases stand for gigabytes; the error says what to write instead."""
     text = text_with().replace("basis: assumption", "basis: &a assumption", 1)
 
     with pytest.raises(UsageError, match=r"aliases \(\*a\) are not supported"):
         parse_profile(text + "again: *a\n", "mine")
 
 
-def test_a_file_that_cannot_be_read_is_a_users_error(tmp_path: Path) -> None:
-    """A path to nothing, or to bytes that are no text, is said so."""
+def test_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
+    """A path to nothing, or to bytes that are no text."""
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
 
     with pytest.raises(UsageError, match="cannot read"):

@@ -1,4 +1,4 @@
-"""The input spec `audio/pcm16`: what it spells, what it makes, what it costs, and the same tensor on both tiers."""
+"""The input spec `audio/pcm16`: its syntax, its decoding, its cost, and the same tensor on both tiers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def model_of(*shape: int) -> OnnxModel:
         ("audio/pcm16 8000Hz scale=1/256", 8_000, 0, 1 / 256),
     ],
 )
-def test_spellings(text: str, rate: int, samples: int, scale: float) -> None:
-    """Rate, then as many samples as a frame has, and a scale other than full scale to 1."""
+def test_audio_spec_spellings(text: str, rate: int, samples: int, scale: float) -> None:
+    """Rate, then the number of samples of a frame, and a scale other than full scale to 1."""
     spec = parse_input_spec(text)
     assert (spec.is_sound, spec.rate_hz, spec.samples, spec.scale) == (True, rate, samples, scale)
 
@@ -69,8 +69,8 @@ def test_spellings(text: str, rate: int, samples: int, scale: float) -> None:
         ("audio/mp3 16k", "begins with image/jpeg or audio/pcm16"),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, why: str) -> None:
-    """The word that is wrong stands in the error."""
+def test_malformed_spec_is_refused_by_name(text: str, why: str) -> None:
+    """The error contains the wrong word."""
     with pytest.raises(UsageError, match=why):
         parse_input_spec(text)
 
@@ -86,8 +86,9 @@ def test_samples_are_little_endian_and_scaled() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (1, 1, 32)])
-def test_both_tiers_hear_the_same(shape: tuple[int, ...], tmp_path: Path) -> None:
-    """Wherever the cut lies, the input layer on the device or beyond the link, the answers are the whole's bits."""
+def test_both_tiers_decode_alike(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Wherever the cut lies, the input layer on the device or beyond the link, the answers are bit-identical to the
+    whole model's."""
     model = model_of(*shape)
     graph, spec = with_input_layer(model, parse_input_spec("audio/pcm16 16k 32"))
     frame = synthetic_frame(spec)
@@ -101,7 +102,7 @@ def test_both_tiers_hear_the_same(shape: tuple[int, ...], tmp_path: Path) -> Non
         assert tiny.same_bits(tiny.run_chain(tmp_path / str(count), model, slices, feeds, spec), whole)
 
 
-def test_every_boundary_is_checked_from_the_microphone_on() -> None:
+def test_check_covers_every_boundary_of_an_audio_model() -> None:
     """`check` feeds frames of sound."""
     model = model_of(1, 32)
     graph, spec = with_input_layer(model, parse_input_spec("audio/pcm16 16k 32"))
@@ -110,7 +111,7 @@ def test_every_boundary_is_checked_from_the_microphone_on() -> None:
     assert report.cuts[0].up_bytes == 64 + 24  # 32 samples of two bytes, and the state
 
 
-def test_sound_is_priced_at_its_bytes() -> None:
+def test_input_cut_costs_the_samples_bytes() -> None:
     """The cut at the input costs two bytes a sample, not four, and decoding is a layer of its own."""
     model = model_of(1, 32)
     graph, spec = with_input_layer(model, parse_input_spec("audio/pcm16 16k 32"))
@@ -137,14 +138,14 @@ def test_sound_is_priced_at_its_bytes() -> None:
         ("audio/pcm16 16k 32", (2, 32), "32 samples of sound"),
     ],
 )
-def test_a_model_that_takes_no_such_sound_is_refused(text: str, shape: tuple[int, ...], why: str) -> None:
-    """With the inputs that it has."""
+def test_model_without_an_audio_input_is_refused(text: str, shape: tuple[int, ...], why: str) -> None:
+    """The error lists the inputs that it has."""
     with pytest.raises(ModelRefused, match=f"{why}.*sound"):
         with_input_layer(model_of(*shape), parse_input_spec(text))
 
 
-def test_two_rows_of_floats_need_a_length() -> None:
-    """Where two inputs might be the sound, the number of samples decides; without it, none is guessed."""
+def test_ambiguous_audio_input_needs_a_length() -> None:
+    """Where two inputs might be the sound, the number of samples decides; without it, the spec is refused."""
     node = helper.make_node
     raw = tiny.build(
         [node("Concat", ["a", "b"], ["y"], axis=1)],
@@ -157,8 +158,8 @@ def test_two_rows_of_floats_need_a_length() -> None:
         with_input_layer(model, parse_input_spec("audio/pcm16 16k"))
 
 
-def test_the_spec_survives_a_manifest() -> None:
-    """What a release says of its input is what it was."""
+def test_spec_round_trips_through_a_manifest() -> None:
+    """The input spec of a release is encoded and decoded without loss."""
     _, spec = with_input_layer(model_of(1, 32), parse_input_spec("audio/pcm16 16k 32"))
     assert msgspec.json.decode(msgspec.json.encode(spec), type=InputSpec) == spec
     assert spec.shape == (1, 32)
@@ -177,7 +178,7 @@ def test_the_spec_survives_a_manifest() -> None:
         ("image/jpeg 64x48 rgb bgr", "'bgr' repeats the colour"),
     ],
 )
-def test_a_spec_that_leaves_nothing_of_the_input_was_taken(text: str, said: str) -> None:
-    """Not a number, nothing at all, or two things at once: told before a model is pushed with it."""
+def test_degenerate_spec_is_refused(text: str, said: str) -> None:
+    """A scale that is zero or not finite, or a word given twice, was accepted: it is refused before a push."""
     with pytest.raises(UsageError, match=said):
         parse_input_spec(text)

@@ -85,7 +85,7 @@ def through(link: ShapedLink, data: bytes) -> bytes:
         ("LTE/10", 0.585e6 / 8, 1.376e6 / 8, 0.06),
     ],
 )
-def test_links_are_read(text: str, up: float | None, down: float | None, rtt_s: float | None) -> None:
+def test_link_spellings(text: str, up: float | None, down: float | None, rtt_s: float | None) -> None:
     """By figures, by name, and by a part of a name's rates. `/s` alone is no round trip."""
     if up is None:
         with pytest.raises(UsageError):
@@ -99,13 +99,13 @@ def test_links_are_read(text: str, up: float | None, down: float | None, rtt_s: 
     "text", ["", "fast", "8mbit", "8mbit/40", "0mbit/4ms", "-1mbit/4ms", "8mbit/4ms/x", "a/b/c/d", "lte/0", "lte/x",
              "lte/1/2", "8mb/4ms", "8mbit/2h", "9e9mbit/1ms"]
 )  # fmt: skip
-def test_what_is_no_link_is_said(text: str) -> None:
-    """With an example of what would be one."""
+def test_malformed_link_is_refused_with_an_example(text: str) -> None:
+    """The error contains a valid spelling."""
     with pytest.raises(UsageError, match="8mbit/40ms"):
         parse_link(text)
 
 
-def test_bytes_arrive_unchanged_and_in_order_on_many_connections(echo: Echo) -> None:
+def test_bytes_arrive_unchanged_and_in_order(echo: Echo) -> None:
     """Several connections at once through one link, both ways, each to its end of file."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -123,7 +123,7 @@ def test_bytes_arrive_unchanged_and_in_order_on_many_connections(echo: Echo) -> 
         assert link.up.bytes == link.down.bytes == 4 * 300_000
 
 
-def test_order_survives_rates_and_delays_that_change_amid_a_transfer(echo: Echo) -> None:
+def test_changing_rates_and_delays_keep_the_order(echo: Echo) -> None:
     """A shorter delay never lets later bytes overtake earlier ones."""
     data = random.Random(5).randbytes(400_000)
     with ShapedLink("127.0.0.1", echo.port, FAST) as link:
@@ -144,8 +144,8 @@ def test_order_survives_rates_and_delays_that_change_amid_a_transfer(echo: Echo)
             changer.join()
 
 
-def test_neither_rate_nor_delay_is_beaten(echo: Echo) -> None:
-    """Whatever the machine does, bytes are never faster than the link: rate both ways, handshake and round trip."""
+def test_transfer_is_never_faster_than_the_link(echo: Echo) -> None:
+    """However slow the machine: rate both ways, handshake and round trip."""
     shape = parse_link("8mbit/16mbit/20ms")
     with ShapedLink("127.0.0.1", echo.port, shape) as link:
         began = perf_counter()
@@ -153,8 +153,8 @@ def test_neither_rate_nor_delay_is_beaten(echo: Echo) -> None:
         assert perf_counter() - began >= 0.99 * (100_000 / shape.up_bytes_per_s) + 2 * shape.rtt_s
 
 
-def test_a_link_at_rate_nought_holds_its_bytes_until_it_moves_again(echo: Echo) -> None:
-    """`set_link` counts for what is already under way."""
+def test_link_at_rate_zero_holds_its_bytes(echo: Echo) -> None:
+    """`set_link` applies to bytes already in flight."""
     with ShapedLink("127.0.0.1", echo.port, STILL) as link, connect(link) as sock:
         sock.sendall(b"held")
         sock.settimeout(0.15)
@@ -165,8 +165,9 @@ def test_a_link_at_rate_nought_holds_its_bytes_until_it_moves_again(echo: Echo) 
         assert sock.recv(4) == b"held"
 
 
-def test_cut_resets_both_sides_and_restore_lets_new_ones_in(echo: Echo) -> None:
-    """A reset, not a goodbye: bytes were lost and both sides must know. New connections fare alike until restored."""
+def test_cut_resets_both_sides_and_restore_accepts_new_connections(echo: Echo) -> None:
+    """A reset, not an orderly close: bytes were lost and both sides must know. New connections are reset too until
+    restored."""
     with ShapedLink("127.0.0.1", echo.port, FAST) as link:
         sock = connect(link)
         sock.sendall(b"x")
@@ -183,8 +184,8 @@ def test_cut_resets_both_sides_and_restore_lets_new_ones_in(echo: Echo) -> None:
         assert through(link, b"again") == b"again"
 
 
-def test_cut_frees_a_sender_that_is_blocked() -> None:
-    """Neither a receiver that does not read nor a link at rate nought keeps a connection alive after a cut."""
+def test_cut_unblocks_a_sender() -> None:
+    """Neither a receiver that does not read nor a link at rate zero keeps a connection alive after a cut."""
     deaf = socket.create_server(("127.0.0.1", 0))
     with deaf, ShapedLink("127.0.0.1", deaf.getsockname()[1], FAST) as link, connect(link) as sock:
         failed = threading.Event()
@@ -203,7 +204,7 @@ def test_cut_frees_a_sender_that_is_blocked() -> None:
         far.close()
 
 
-def test_a_dead_target_is_a_reset() -> None:
+def test_unreachable_target_is_a_reset() -> None:
     """What a connection attempt beyond the link meets is passed on."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
@@ -211,7 +212,7 @@ def test_a_dead_target_is_a_reset() -> None:
         sock.recv(1)
 
 
-def test_a_taken_port_is_one_clear_line(echo: Echo) -> None:
+def test_taken_port_is_a_usage_error(echo: Echo) -> None:
     """And no traceback."""
     with pytest.raises(UsageError, match=str(echo.port)):
         ShapedLink("127.0.0.1", 1, FAST, port=echo.port).start()

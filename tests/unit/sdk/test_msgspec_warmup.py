@@ -1,4 +1,4 @@
-"""Message types are ready before two threads read them for the first time."""
+"""Message types are ready before two threads decode them for the first time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ for one in threads: one.join()
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_module_with_messages_settles_them(room: str) -> None:
-    """Its last line does: whatever is defined above is ready when the module has been imported."""
+def test_each_message_module_warms_up_its_types(room: str) -> None:
+    """In its last line: every type defined above is ready when the module has been imported."""
     sources = {
         path: path.read_text() for path in (ROOT / room).rglob("*.py") if not str(path).endswith(tuple(NEVER_READ))
     }
@@ -42,7 +42,7 @@ def test_each_module_with_messages_settles_them(room: str) -> None:
     assert [path.name for path in defining if not sources[path].endswith("\nwarm_up_structs(__name__)\n")] == []
 
 
-def test_a_process_lives_through_its_first_requests_coming_together() -> None:
+def test_concurrent_first_requests_do_not_crash_a_process() -> None:
     """msgspec 0.22 crashed one start in fifteen of a server with eight clients."""
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

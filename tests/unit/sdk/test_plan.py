@@ -1,4 +1,4 @@
-"""The choice that the device makes from its table, request by request."""
+"""Row selection on the device from the plan's table, request by request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chosen(conditions: Conditions, current: str | None = None, plan: Plan = TABL
     return row and row.name
 
 
-def test_latency_adds_up_what_the_row_pays() -> None:
+def test_latency_is_the_sum_of_device_link_and_server() -> None:
     """Device and encoding by its slow-down, decoding and remote by the server's load, the link by its rates."""
     row = msgspec.structs.replace(CUT, encode_s=0.01, decode_s=0.02)
     conditions = now(up=50.0, device_slowdown=2.0, server_load=3.0)
@@ -45,12 +45,12 @@ def test_latency_adds_up_what_the_row_pays() -> None:
         (now(up=900.0, device_slowdown=9.0), "remote"),
     ],
 )
-def test_the_fastest_row_of_today_is_taken(conditions: Conditions, name: str) -> None:
+def test_fastest_row_under_current_conditions_is_selected(conditions: Conditions, name: str) -> None:
     """Bandwidth, round trip, server load and own slow-down each move the choice."""
     assert chosen(conditions) == name
 
 
-def test_while_the_cloud_is_out_only_local_counts() -> None:
+def test_unavailable_cloud_leaves_only_the_local_row() -> None:
     """Even for a device that was offloading and whatever hysteresis says; without a local row nothing is left."""
     assert chosen(now(up=1e6, remote_usable=False), "remote") == "local"
     bare = msgspec.structs.replace(TABLE, rows=(REMOTE, CUT), fallback="none")
@@ -58,8 +58,8 @@ def test_while_the_cloud_is_out_only_local_counts() -> None:
     assert chosen(now(remote_usable=False), "cut-1", plan=bare) is None
 
 
-def test_a_little_better_is_not_worth_a_change() -> None:
-    """The current row stays until another is below nine tenths of it."""
+def test_hysteresis_keeps_the_current_row() -> None:
+    """Until another row is below nine tenths of it."""
     close = now(up=2000.0)
     cut_s, remote_s = latency_s(CUT, close), latency_s(REMOTE, close)
     assert 0.9 * cut_s < remote_s < cut_s
@@ -69,8 +69,8 @@ def test_a_little_better_is_not_worth_a_change() -> None:
     assert chosen(now(up=1e6), "cut-1") == "remote"
 
 
-def test_a_gain_too_small_to_feel_is_no_reason() -> None:
-    """Twice as fast but by less than the least gain: the current row stays."""
+def test_gain_below_the_minimum_keeps_the_current_row() -> None:
+    """Twice as fast, but by less than the minimum gain."""
     tiny = tuple(msgspec.structs.replace(row, device_s=seconds) for row, seconds in ((CUT, 0.0), (LOCAL, 0.001)))
     free = msgspec.structs.replace(tiny[0], up_bytes=0, down_bytes=0, remote_s=0.0)
     plan = msgspec.structs.replace(TABLE, rows=(free, tiny[1]))
@@ -79,32 +79,32 @@ def test_a_gain_too_small_to_feel_is_no_reason() -> None:
     assert chosen(now(rtt=0.0), "local", plan=plan, gain_s=0.0) == "cut-1"
 
 
-def test_it_does_not_flap_between_two_equal_rows() -> None:
+def test_selection_does_not_flap_between_equal_rows() -> None:
     """Noise of a few percent around the switching point changes nothing after the first choice."""
     current = chosen(now(up=1800.0))
     for up in (1750.0, 1850.0, 1790.0, 1810.0) * 3:
         assert chosen(now(up=up), current) == current
 
 
-def test_an_unknown_current_row_is_left() -> None:
+def test_unknown_current_row_is_ignored() -> None:
     """A row of an older table counts as none."""
     assert chosen(now(), "cut-9") == "cut-1"
 
 
-def test_equals_go_to_fewer_bytes() -> None:
-    """A row that sends less spares the link."""
+def test_ties_go_to_the_row_with_fewer_bytes() -> None:
+    """Of two equally fast rows the one that sends less is selected."""
     rows = [msgspec.structs.replace(REMOTE, up_bytes=up, remote_s=1.0 - up / 1024) for up in (512, 128, 256)]
     row = best_row(rows, now(up=1024.0))
     assert row is not None and row.up_bytes == 128
 
 
-def test_a_dead_link_is_left_even_with_hysteresis() -> None:
+def test_dead_link_is_left_despite_hysteresis() -> None:
     """A bandwidth of next to nothing makes every remote row endless."""
     assert chosen(now(up=1e-300), "remote") == "local"
 
 
-def test_a_forced_row_is_kept_while_it_is_usable() -> None:
-    """The operator chose it: no faster row is taken, but without the cloud the device answers alone."""
+def test_forced_row_is_kept_while_usable() -> None:
+    """The operator chose it: no faster row is selected, but without the cloud the device answers alone."""
     forced = msgspec.structs.replace(TABLE, forced_row="cut-1")
     assert chosen(now(up=1e6), "remote", plan=forced) == "cut-1"
     assert chosen(now(up=1.0), "local", plan=forced) == "cut-1"
@@ -113,8 +113,8 @@ def test_a_forced_row_is_kept_while_it_is_usable() -> None:
 
 @pytest.mark.parametrize("what", ["up_bytes_per_s", "down_bytes_per_s", "rtt_s", "server_load", "device_slowdown"])
 @pytest.mark.parametrize("value", [float("nan"), -1.0, float("-inf")])
-def test_a_condition_that_cannot_be_counts_as_planned(what: str, value: float) -> None:
-    """Not a number compared as better than all: the first row was taken, whatever it cost."""
+def test_invalid_condition_counts_as_planned(what: str, value: float) -> None:
+    """NaN compared as better than all: the first row was selected, whatever its cost."""
     seen = now()
     if what in Link.__struct_fields__:
         seen = msgspec.structs.replace(seen, link=msgspec.structs.replace(seen.link, **{what: value}))
@@ -125,7 +125,7 @@ def test_a_condition_that_cannot_be_counts_as_planned(what: str, value: float) -
 
 
 @pytest.mark.parametrize("weights", [{}, {"energy": 1.0}, {"throughput": 1.0}])
-def test_over_a_dead_link_the_device_answers_alone(weights: dict[str, float]) -> None:
+def test_dead_link_selects_the_local_row(weights: dict[str, float]) -> None:
     """A rate of 0, an endless round trip or load: no division by zero, and nothing is sent."""
     power = Power(busy_watts=1.0, idle_watts=1.0, radio_watts=1.0)
     plan = msgspec.structs.replace(TABLE, weights=weights, power=power)

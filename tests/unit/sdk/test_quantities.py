@@ -1,4 +1,4 @@
-"""Quantities as people write them: what is accepted, what is refused and how, and that formats are read back."""
+"""Quantities as people write them: what is accepted, what is refused and how, and that formats round-trip."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_refusals_name_units_bounds_and_an_example(parse: Parse, text: str, hint
 
 @pytest.mark.parametrize("quantity", [SIZE, DURATION, DATA_RATE, POWER, ENERGY])
 @given(value=st.floats(1e-6, 1e13))
-def test_a_formatted_quantity_is_read_back(quantity: Quantity, value: float) -> None:
+def test_formatted_quantity_round_trips(quantity: Quantity, value: float) -> None:
     """To seven significant digits."""
     assert quantity.parse(quantity.format(value)) == pytest.approx(value, rel=1e-6, abs=1e-12)
 
@@ -98,7 +98,7 @@ def test_a_formatted_quantity_is_read_back(quantity: Quantity, value: float) -> 
     [(0, "0s"), (0.15, "150ms"), (2.5, "2.5s"), (45.9, "45s"), (600, "10m"), (5_400, "1h30m"), (7_776_000, "90d"),
      (90_061, "1d1h1m1s")],
 )  # fmt: skip
-def test_durations_for_people(seconds: float, text: str) -> None:
+def test_duration_formats(seconds: float, text: str) -> None:
     """Whole units, largest first; read back to the second."""
     assert format_duration(seconds) == text
     assert parse_duration(text) == pytest.approx(int(seconds) if seconds >= 10 else seconds)
@@ -108,7 +108,7 @@ def test_durations_for_people(seconds: float, text: str) -> None:
     ("count", "text"),
     [(None, "-"), (0, "0 B"), (1_023, "1023 B"), (1_536, "1.5 KiB"), (3 * 2**19, "1.5 MiB"), (5 * 2**40, "5120.0 GiB")],
 )
-def test_sizes_for_people(count: float | None, text: str) -> None:
+def test_size_formats(count: float | None, text: str) -> None:
     """In binary units, read back."""
     assert format_size(count) == text
     assert count is None or parse_size(text, least=0) == count

@@ -1,4 +1,4 @@
-"""Releases on disk: whole or not at all, and every byte checked again when it is used."""
+"""Releases on disk: complete or not at all, and every byte checked again when it is used."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def shelf(signed: Shelf, tmp_path: Path) -> Shelf:
     return shelf
 
 
-def test_what_was_written_is_what_opens(shelf: Shelf) -> None:
-    """A release written from chunks opens with its slices, byte for byte."""
+def test_written_release_opens_byte_for_byte(shelf: Shelf) -> None:
+    """With its slices, written from chunks."""
     release = shelf.write()
 
     assert shelf.open() == release
@@ -59,8 +59,8 @@ def test_what_was_written_is_what_opens(shelf: Shelf) -> None:
     assert stored_releases(shelf.folder) == [DIGEST]
 
 
-def test_a_device_needs_only_its_own_slices(shelf: Shelf) -> None:
-    """Slices that were not asked for are absent, their chunks are never read, and they can follow later."""
+def test_slices_can_be_written_later(shelf: Shelf) -> None:
+    """Slices that were not requested are absent, their chunks are never read, and they can follow."""
     asked: list[str] = []
 
     def chunk(digest: str) -> bytes:
@@ -78,7 +78,7 @@ def test_a_device_needs_only_its_own_slices(shelf: Shelf) -> None:
     assert len(asked) == 3  # the three of `head`: what is there and right is not written again
 
 
-def test_a_slice_the_release_does_not_have_is_refused(shelf: Shelf) -> None:
+def test_unknown_slice_name_is_refused(shelf: Shelf) -> None:
     """Names come from the manifest; others, and paths, lead nowhere."""
     release = shelf.write()
     for name in ("other", "../slices/head", "", "."):
@@ -86,7 +86,7 @@ def test_a_slice_the_release_does_not_have_is_refused(shelf: Shelf) -> None:
             release.slice_folder(name)
 
 
-def test_every_flipped_byte_of_a_slice_is_noticed_at_load(shelf: Shelf) -> None:
+def test_every_flipped_byte_of_a_slice_is_refused_at_load(shelf: Shelf) -> None:
     """A9: a bit that flips on the disk after installation is found when the slice is loaded."""
     release = shelf.write()
     file = release.folder / "slices" / "tail" / "graph.onnx"
@@ -100,8 +100,8 @@ def test_every_flipped_byte_of_a_slice_is_noticed_at_load(shelf: Shelf) -> None:
         release.slice_folder("tail")
 
 
-def test_a_spoiled_slice_is_written_anew(shelf: Shelf) -> None:
-    """Writing the release again repairs what the disk spoiled, and only that."""
+def test_corrupt_slice_is_rewritten(shelf: Shelf) -> None:
+    """Writing the release again repairs what the disk corrupted, and only that."""
     release = shelf.write()
     untouched = (release.folder / "slices" / "head" / "weights.bin").stat().st_ino
     (release.folder / "slices" / "tail" / "graph.onnx").write_bytes(b"spoiled")
@@ -112,7 +112,7 @@ def test_a_spoiled_slice_is_written_anew(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "proof/1.root.json", "proof/targets.json"])
-def test_a_spoiled_manifest_or_proof_is_noticed_and_repaired(shelf: Shelf, file: str) -> None:
+def test_corrupt_manifest_or_proof_is_refused_and_rewritten(shelf: Shelf, file: str) -> None:
     """Flip, cut, empty or remove what proves the release: it does not open until it was written anew."""
     shelf.write()
     path = shelf.home / file
@@ -127,8 +127,8 @@ def test_a_spoiled_manifest_or_proof_is_noticed_and_repaired(shelf: Shelf, file:
         shelf.write().slice_folder("head")
 
 
-def test_a_release_proven_by_another_root_does_not_open(shelf: Shelf, tmp_path: Path) -> None:
-    """A whole, correctly signed release of another installation is nothing to this device."""
+def test_release_signed_under_another_root_does_not_open(shelf: Shelf, tmp_path: Path) -> None:
+    """A complete, correctly signed release of another installation."""
     shelf.write()
     stranger = TrustHarness(tmp_path / "stranger")
     with pytest.raises(TrustError):
@@ -137,7 +137,7 @@ def test_a_release_proven_by_another_root_does_not_open(shelf: Shelf, tmp_path: 
         write_release(tmp_path / "x", DIGEST, RAW, shelf.proof, CHUNKS.__getitem__, bootstrap_root=stranger.bootstrap)
 
 
-def test_an_unsigned_release_is_not_written(shelf: Shelf) -> None:
+def test_unsigned_release_is_not_written(shelf: Shelf) -> None:
     """A manifest that the proof does not list leaves nothing on the disk."""
     raw, chunks = sample_release(2)
     with pytest.raises(TrustError):
@@ -150,15 +150,15 @@ def test_an_unsigned_release_is_not_written(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"", b"wrong", b"w" * 1000 + b"!"])
-def test_a_wrong_chunk_leaves_nothing_behind(shelf: Shelf, bad: bytes) -> None:
-    """B4: short, foreign and long chunks are refused on their way in."""
+def test_wrong_chunk_leaves_nothing_behind(shelf: Shelf, bad: bytes) -> None:
+    """B4: short, foreign and long chunks are refused on arrival."""
     with pytest.raises(TrustError, match="wrong bytes"):
         shelf.write(chunk=lambda digest: bad if len(CHUNKS[digest]) == 1000 else CHUNKS[digest])
     assert list(shelf.folder.iterdir()) == []
 
 
-def test_a_missing_chunk_leaves_nothing_behind(shelf: Shelf) -> None:
-    """What the chunk store raises rises, and the disk is as before."""
+def test_missing_chunk_leaves_nothing_behind(shelf: Shelf) -> None:
+    """The chunk store's error is raised, and the disk is as before."""
     with pytest.raises(KeyError):
         shelf.write(chunk={}.__getitem__)
     assert list(shelf.folder.iterdir()) == []
@@ -191,8 +191,8 @@ def test_only_regular_files_count(shelf: Shelf, file: str, what: str, put: Calla
 
 
 @pytest.mark.parametrize("folder", ["slices/tail", "slices", "proof"])
-def test_linked_folders_do_not_count(shelf: Shelf, folder: str) -> None:
-    """C11: a folder of the release that is a link to elsewhere is refused, although its files would match."""
+def test_symlinked_folders_are_refused(shelf: Shelf, folder: str) -> None:
+    """C11: although the files behind the link would match."""
     shelf.write()
     links()[0][1](shelf.home / folder)
     with pytest.raises(TrustError):
@@ -232,8 +232,9 @@ def operations(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop
 REMOVE = release_store.remove
 
 
-def test_a_crash_at_any_step_leaves_whole_or_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A1: die before each fsync and rename of writing a release: it is there whole, or not at all; again succeeds."""
+def test_crash_at_any_step_leaves_all_or_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: a crash before each fsync and rename of writing a release: it is there complete, or not at all; writing again
+    succeeds."""
     total = operations(shelf.write, monkeypatch, None)
     assert total > 15
     remove_release(shelf.folder, DIGEST)
@@ -246,8 +247,8 @@ def test_a_crash_at_any_step_leaves_whole_or_nothing(shelf: Shelf, monkeypatch: 
         remove_release(shelf.folder, DIGEST)
 
 
-def test_a_crash_while_completing_keeps_what_was_there(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Die at each step of adding a slice: the slices that were there stay usable."""
+def test_crash_while_adding_a_slice_keeps_the_others(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each step, the slices that were there stay usable."""
     total = operations(lambda: shelf.write({"head"}) and shelf.write(), monkeypatch, None)
     remove_release(shelf.folder, DIGEST)
     first = operations(lambda: shelf.write({"head"}), monkeypatch, None)
@@ -259,8 +260,8 @@ def test_a_crash_while_completing_keeps_what_was_there(shelf: Shelf, monkeypatch
         shelf.write({"head"})
 
 
-def test_a_removed_release_is_gone(shelf: Shelf) -> None:
-    """Removing takes it out of the list at once; removing again is nothing."""
+def test_removed_release_is_gone(shelf: Shelf) -> None:
+    """Removing takes it out of the list at once; removing again does nothing."""
     shelf.write()
     remove_release(shelf.folder, DIGEST)
     remove_release(shelf.folder, DIGEST)
@@ -269,7 +270,7 @@ def test_a_removed_release_is_gone(shelf: Shelf) -> None:
         shelf.open()
 
 
-def test_no_digest_leads_out_of_the_folder(shelf: Shelf) -> None:
+def test_digest_cannot_be_a_path(shelf: Shelf) -> None:
     """A digest is 64 hex digits or it is refused before it becomes a path."""
     for digest in ("..", "../x", "", "A" * 64, "0" * 63, "0" * 64 + "\n"):
         with pytest.raises(MalformedMessage):

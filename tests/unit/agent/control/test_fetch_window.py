@@ -1,4 +1,5 @@
-"""What a device asks for next, over links that are simulated in virtual time: filled, not flooded, nothing lost."""
+"""Chunk request pacing on links simulated in virtual time: the link is filled, not flooded, and lost chunks are asked
+for again."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ class Link:
 
 @pytest.mark.parametrize("rtt_s", [0.001, 0.05, 0.3])
 @pytest.mark.parametrize("mbit", [0.5, 8, 50, 200])
-def test_a_link_is_filled(mbit: float, rtt_s: float) -> None:
-    """Nine tenths of its rate from the first ask to the last byte, and no chunk asked for twice."""
+def test_window_fills_the_link(mbit: float, rtt_s: float) -> None:
+    """At least nine tenths of the link's rate from the first request to the last byte, and no chunk requested twice."""
     link = Link(mbit * 125_000, rtt_s)
     seconds_of_bytes = 20.0
     window = FetchWindow(release(max(8, int(seconds_of_bytes * link.bytes_per_s / SIZE))), 0.0)
@@ -72,8 +73,8 @@ def test_a_link_is_filled(mbit: float, rtt_s: float) -> None:
     assert window.received_bytes / took_s >= 0.9 * min(link.bytes_per_s, held)
 
 
-def test_a_slow_link_is_not_flooded() -> None:
-    """At 64 kbit/s a chunk takes 16 s: a handful is on its way, and patience is long enough for them."""
+def test_slow_link_is_not_flooded() -> None:
+    """At 64 kbit/s a chunk takes 16 s: only a few are in flight, and the timeout is long enough for them."""
     link = Link(8_000, 0.2)
     window = FetchWindow(release(20), 0.0)
     link.run(window)
@@ -81,8 +82,8 @@ def test_a_slow_link_is_not_flooded() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.2])
-def test_what_is_lost_is_asked_for_again(loss: float) -> None:
-    """All comes, and little comes twice."""
+def test_lost_chunks_are_requested_again(loss: float) -> None:
+    """Every chunk arrives, and few arrive twice."""
     link = Link(1e6, 0.05, loss)
     window = FetchWindow(release(300), 0.0)
     link.run(window)
@@ -90,23 +91,23 @@ def test_what_is_lost_is_asked_for_again(loss: float) -> None:
     assert link.sent <= len(window.wanted) * (1 + 4 * loss)
 
 
-def test_a_link_that_is_dead_is_given_up() -> None:
-    """After a few rounds of asking into silence."""
+def test_dead_link_is_given_up() -> None:
+    """After a few rounds of requests without an answer."""
     window = FetchWindow(release(4), 0.0)
     assert Link(1e6, 0.05, loss=1.0).run(window) < 600
     assert window.failure(600)
 
 
-def test_a_link_that_drips_is_given_up() -> None:
-    """TUF: slow retrieval. A thousand bytes per second is no delivery, however steady."""
+def test_slow_retrieval_is_given_up() -> None:
+    """TUF's slow retrieval attack: a thousand bytes per second, however steady, is too slow to go on."""
     window = FetchWindow(release(100), 0.0)
     end = Link(1_000, 0.05).run(window)
     assert not window.is_done and end < 1_000
     assert "bytes per second" in window.failure(end) or "no chunk received" in window.failure(end)
 
 
-def test_a_cap_is_kept() -> None:
-    """A quarter of what the link could: over the whole, and no burst beyond a second's worth."""
+def test_rate_cap_is_kept() -> None:
+    """A cap at a quarter of the link's rate holds over the whole transfer, and no burst exceeds one second's worth."""
     link = Link(4e6, 0.05)
     window = FetchWindow(release(100), 0.0, cap_bytes_per_s=1e6)
     took_s = link.run(window)
@@ -116,9 +117,9 @@ def test_a_cap_is_kept() -> None:
 
 @pytest.mark.parametrize("cap_mbit", [0.1, 1, 2, 4, 8, 20, 100])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_ten_seconds_hold_more_than_the_cap(cap_mbit: float, seed: int) -> None:
-    """B12: over any ten seconds at most 5 % more is asked for than the cap allows, or one chunk; stalls, losses and
-    late looks at the clock change nothing, and a link that can is filled to nine tenths of the cap."""
+def test_any_ten_seconds_stay_within_the_cap(cap_mbit: float, seed: int) -> None:
+    """B12: over any ten seconds at most 5 % more (or one chunk more) is requested than the cap allows. Stalls, losses
+    and late timer wake-ups change nothing, and a link fast enough is filled to nine tenths of the cap."""
     cap, source = cap_mbit * 125_000, random.Random(seed)
     window = FetchWindow(release(max(8, int(60 * cap / SIZE))), 0.0, cap_bytes_per_s=cap)
     asked: list[tuple[float, int]] = []
@@ -146,8 +147,8 @@ def test_no_ten_seconds_hold_more_than_the_cap(cap_mbit: float, seed: int) -> No
     print(f"seed {seed}: {window.received_bytes / now / cap:.2f} of the cap")
 
 
-def test_who_hears_a_stream_of_others_asks_nothing() -> None:
-    """Until a while after it has ended; then only for the gaps."""
+def test_no_request_while_another_devices_stream_delivers() -> None:
+    """Requests start again a while after that stream has ended, and only for the missing chunks."""
     window = FetchWindow(release(10), 0.0)
     names = list(window.wanted)
     for number, chunk in enumerate(names[2:]):
@@ -156,8 +157,8 @@ def test_who_hears_a_stream_of_others_asks_nothing() -> None:
     assert window.next_request(0.7 + OTHER_STREAM_HOLD_S + 0.01) == tuple(names[:2])
 
 
-def test_what_is_not_wanted_is_not_counted() -> None:
-    """Foreign and doubled chunks."""
+def test_unwanted_chunks_are_not_counted() -> None:
+    """Neither foreign chunks nor duplicates count."""
     window = FetchWindow(release(2), 0.0)
     first, _ = window.wanted
     window.next_request(0.0)

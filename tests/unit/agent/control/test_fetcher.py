@@ -1,4 +1,4 @@
-"""Fetching over MQTT with a wire that loses, doubles, cuts and forges."""
+"""Fetching over MQTT through a transport that loses, duplicates, truncates and forges messages."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def piece(offset: int, data: bytes, total: int, path: str = "metadata/a.json") -
     return messages.FetchReply(path=path, offset=offset, total=total, data=data)
 
 
-def test_metadata_comes_in_pieces_of_any_order() -> None:
-    """B3: reordered and doubled pieces, and those of other requests and files, make the one file."""
+def test_metadata_pieces_may_arrive_in_any_order() -> None:
+    """B3: reordered and duplicated pieces give the one file, and pieces of other requests and files are ignored."""
     fetcher = metadata(
         lambda c: [
             (piece(4, b"5678", 8), c),
@@ -76,16 +76,16 @@ def test_metadata_comes_in_pieces_of_any_order() -> None:
     assert fetcher.fetch("metadata/a.json", 100) == b"12345678"
 
 
-def test_what_is_not_there_is_said_and_what_does_not_come_is_a_lost_link() -> None:
-    """Two different things: one is an answer, the other may come later."""
+def test_missing_file_and_lost_link_are_told_apart() -> None:
+    """ "Not found" is an answer; silence is a link error, and a retry may succeed."""
     with pytest.raises(FileNotFoundError):
         metadata(lambda c: [(piece(0, b"", -1), c)]).fetch("metadata/a.json", 100)
     with pytest.raises(LinkError):
         metadata(lambda c: []).fetch("metadata/a.json", 100)
 
 
-def test_endless_metadata_is_refused() -> None:
-    """B8: more than allowed is not even collected; a lying piece beyond its total neither."""
+def test_oversized_metadata_is_refused() -> None:
+    """B8: more than the allowed size is not collected, nor is a piece that lies beyond its own total."""
     with pytest.raises(TrustError):
         metadata(lambda c: [(piece(0, b"x" * 200, 200), c)]).fetch("metadata/a.json", 100)
     with pytest.raises(LinkError):
@@ -93,7 +93,7 @@ def test_endless_metadata_is_refused() -> None:
 
 
 def test_malformed_answers_are_dropped() -> None:
-    """D13: what is no message raises nothing on the network's thread."""
+    """D13: bytes that are no message raise nothing on the network thread."""
     fetcher = metadata(lambda c: [])
     for raw in (b"", b"\xc1", os.urandom(100), b"\xdf" * 20):
         fetcher.on_message(raw, None)
@@ -103,8 +103,8 @@ def test_malformed_answers_are_dropped() -> None:
     ("pieces", "total", "expected"),
     [({}, 0, b""), ({0: b"ab"}, 2, b"ab"), ({0: b"ab"}, 3, None), ({1: b"b"}, 2, None), ({0: b"a", 1: b"bc"}, 2, None)],
 )
-def test_joined(pieces: dict[int, bytes], total: int, expected: bytes | None) -> None:
-    """Whole, or not at all."""
+def test_joined_pieces_are_complete_or_none(pieces: dict[int, bytes], total: int, expected: bytes | None) -> None:
+    """Pieces join to the whole file, or to nothing."""
     assert joined_pieces(pieces, total) == expected
 
 
@@ -140,16 +140,16 @@ class Cloud:
                 self.fetcher.on_message(sha256, payload)
 
 
-def test_all_chunks_come_once() -> None:
-    """Each asked for once, and no topic left subscribed."""
+def test_each_chunk_is_requested_once() -> None:
+    """And no topic stays subscribed afterwards."""
     cloud = Cloud(lambda number, sha256, data: [data])
     cloud.fetch()
     assert cloud.kept == CHUNKS and cloud.sent == len(CHUNKS) + cloud.fetcher.counters.asked_again
     assert not cloud.wire.topics
 
 
-def test_a_large_release_is_listened_for_a_bounded_way_ahead() -> None:
-    """Never more topics than that, and all chunks come."""
+def test_subscriptions_ahead_are_bounded() -> None:
+    """A large release never holds more topic subscriptions than the bound, and all chunks arrive."""
     cloud = Cloud(lambda number, sha256, data: [data], listen_chunks=8)
     cloud.fetch()
     assert cloud.kept == CHUNKS
@@ -157,16 +157,18 @@ def test_a_large_release_is_listened_for_a_bounded_way_ahead() -> None:
 
 
 @pytest.mark.parametrize("listened", [2, 8, 16, 39])
-def test_chunks_beyond_what_was_listened_for_were_asked_for(listened: int) -> None:
-    """They were published to nobody, and came a time-out later: a release larger than what is listened for at once."""
+def test_chunks_without_a_subscription_were_requested(listened: int) -> None:
+    """In a release larger than the subscription bound, chunks were requested before their topic was subscribed: they
+    were published to no subscriber and arrived only after a timeout."""
     cloud = Cloud(lambda number, sha256, data: [data], listen_chunks=listened)
     cloud.fetch()
     assert cloud.kept == CHUNKS
     assert cloud.unheard == 0
 
 
-def test_lost_doubled_and_spoilt_chunks_are_asked_for_again() -> None:
-    """B3, B4: every third is lost, every fifth corrupt, every seventh short, long and doubled: all arrive right."""
+def test_lost_duplicated_and_corrupt_chunks_are_requested_again() -> None:
+    """B3, B4: every third chunk is lost, every fifth corrupt, every seventh truncated, too long and duplicated: all
+    arrive intact."""
 
     def twist(number: int, sha256: str, data: bytes) -> list[bytes]:
         if number % 3 == 0:
@@ -181,30 +183,30 @@ def test_lost_doubled_and_spoilt_chunks_are_asked_for_again() -> None:
     assert cloud.fetcher.counters.refused > 0 and cloud.fetcher.counters.asked_again > 0
 
 
-def test_a_stream_that_stops_is_a_lost_link_and_keeps_what_came() -> None:
-    """The first ten came; the rest never does: LinkError, and what came is kept for the next try."""
+def test_stream_that_stops_is_a_link_error_and_keeps_received_chunks() -> None:
+    """Ten chunks arrive and the rest never does: LinkError, and the ten are kept for the next attempt."""
     cloud = Cloud(lambda number, sha256, data: [data] if number <= 10 else [])
     with pytest.raises(LinkError):
         cloud.fetch()
     assert len(cloud.kept) == 10 and not cloud.wire.topics
 
 
-def test_a_forged_stream_is_not_progress() -> None:
-    """B4: bytes that are not what their name says are counted, never kept, and do not keep the fetch alive."""
+def test_forged_chunks_are_not_progress() -> None:
+    """B4: bytes that do not match their digest are counted, never stored, and do not extend the timeout."""
     cloud = Cloud(lambda number, sha256, data: [b"forged!" + data[7:]])
     with pytest.raises(LinkError):
         cloud.fetch()
     assert not cloud.kept and cloud.fetcher.counters.refused > 0
 
 
-def test_a_superseded_fetch_stops() -> None:
-    """Something newer came: no LinkError, no more asking."""
+def test_superseded_fetch_stops() -> None:
+    """A newer statement arrived: no LinkError, and no further requests."""
     cloud = Cloud(lambda number, sha256, data: [])
     cloud.fetch(stop=lambda: True)
     assert not cloud.wire.asked
 
 
-def test_chunks_nobody_asked_for_are_dropped() -> None:
+def test_unsolicited_chunks_are_dropped() -> None:
     """A hostile publisher cannot fill the disk."""
     cloud = Cloud(lambda number, sha256, data: [data])
     cloud.fetcher.on_message(digest(b"mine"), b"mine")

@@ -1,4 +1,5 @@
-"""A gateway's agent tends its server: certificate, list, process; with the controller there, gone, or lying."""
+"""A gateway's agent supervises its offload server: certificate, revocation list and process; with the controller
+reachable, gone, or lying."""
 
 from __future__ import annotations
 
@@ -92,8 +93,9 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_the_server_starts_once_it_has_a_certificate_and_a_list(bench: Bench) -> None:
-    """Both come from the controller; the next look changes nothing, not even a file: lists are made anew each time."""
+def test_server_starts_with_certificate_and_revocation_list(bench: Bench) -> None:
+    """Both come from the controller. The next check changes nothing, not even a file, although lists are signed anew
+    each time."""
     assert bench.tend() == ["started"] and bench.listed() == {7}
     before = (bench.home / "revoked.pem").read_bytes()
     assert bench.tend() == []
@@ -104,8 +106,8 @@ def test_the_server_starts_once_it_has_a_certificate_and_a_list(bench: Bench) ->
     assert bench.tend() == [] and bench.listed() == {9}
 
 
-def test_without_a_first_word_of_the_controller_nobody_is_served(bench: Bench) -> None:
-    """No certificate, or no list of whom not to serve: no server, and the reason rises."""
+def test_server_does_not_start_before_certificate_and_list(bench: Bench) -> None:
+    """Without a certificate, or without a revocation list, there is no server, and the reason is raised."""
     bench.trouble = LinkError("cannot reach the controller")
     with pytest.raises(LinkError):
         bench.tend()
@@ -115,8 +117,8 @@ def test_without_a_first_word_of_the_controller_nobody_is_served(bench: Bench) -
     assert bench.lived == []
 
 
-def test_a_controller_that_is_gone_or_lies_changes_nothing(bench: Bench, tmp_path: Path) -> None:
-    """What was believed stays in force, also over a restart of the agent."""
+def test_unreachable_or_lying_controller_changes_nothing(bench: Bench, tmp_path: Path) -> None:
+    """The last verified certificate and list stay in force, also after a restart of the agent."""
     bench.tend()
     serial = bench.serial()
     bench.trouble = LinkError("cannot reach the controller")
@@ -131,8 +133,9 @@ def test_a_controller_that_is_gone_or_lies_changes_nothing(bench: Bench, tmp_pat
     assert bench.tend() == ["started"]
 
 
-def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench) -> None:
-    """The agent's own is shown to the cloud, the server's to devices: a running process has read the old ones."""
+def test_new_certificate_restarts_the_server(bench: Bench) -> None:
+    """The agent's certificate is shown to the cloud, the server's to devices: a running process has loaded the old
+    ones."""
     bench.tend()
     bench.server.on_renewed()
     assert bench.tend() == ["stopped", "started"] and bench.tend() == []
@@ -147,8 +150,8 @@ def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench) -> 
         bench.tend()
 
 
-def test_a_spoilt_key_or_certificate_is_replaced_or_told(bench: Bench) -> None:
-    """A certificate that does not fit its key is asked for anew; a key that is none is the operator's to move away."""
+def test_unreadable_certificate_is_replaced_and_unreadable_key_is_reported(bench: Bench) -> None:
+    """A certificate that does not fit its key is requested anew; a file that holds no key is left for the operator."""
     bench.tend()
     (bench.home / "certificate.pem").write_text("spoilt")
     assert bench.tend() == ["stopped", "started"]
@@ -157,8 +160,8 @@ def test_a_spoilt_key_or_certificate_is_replaced_or_told(bench: Bench) -> None:
         bench.tend()
 
 
-def test_a_port_that_is_taken_is_tried_again(bench: Bench) -> None:
-    """The reason rises, and is shown; the next look tries anew."""
+def test_taken_port_is_retried(bench: Bench) -> None:
+    """The reason is raised and shown; the next check tries again."""
     bench.taken = True
     with pytest.raises(UsageError, match="taken"):
         bench.tend()

@@ -1,4 +1,5 @@
-"""Metadata over MQTT from a controller that means harm: what a device keeps and how long it waits are bounded."""
+"""Metadata over MQTT from a malicious controller: the memory that a device spends and the time that it waits are
+bounded."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ class Answering:
     def unsubscribe(self, topics: object) -> None: ...
 
 
-def test_overlapping_pieces_never_cost_more_memory_than_the_file() -> None:
-    """B8: a thousand pieces at a thousand offsets, each nearly the whole file, are not all kept; the file then is."""
+def test_overlapping_pieces_cost_no_more_memory_than_the_file() -> None:
+    """B8: of a thousand pieces at a thousand offsets, each nearly as long as the file, no more than the file's size is
+    kept; the file itself then is."""
     total = 60_000
 
     def answer() -> Iterator[FetchReply]:
@@ -51,8 +53,8 @@ def test_overlapping_pieces_never_cost_more_memory_than_the_file() -> None:
     assert wire.most_held <= total
 
 
-def test_metadata_that_drips_is_given_up() -> None:
-    """Slow retrieval: a controller that sends a byte whenever patience is about to end does not hold a device."""
+def test_slow_retrieval_of_metadata_is_given_up() -> None:
+    """A controller that sends a byte whenever the timeout is about to expire cannot hold a device."""
     now = [0.0]
 
     def slow_clock() -> float:
@@ -68,8 +70,8 @@ def test_metadata_that_drips_is_given_up() -> None:
     assert wire.asked == 2
 
 
-def test_the_same_piece_again_is_no_progress() -> None:
-    """A piece that is repeated for ever keeps no fetch alive: patience counts from the last new byte."""
+def test_repeated_piece_does_not_extend_the_timeout() -> None:
+    """The timeout counts from the last new byte."""
 
     def repeat() -> Iterator[FetchReply]:
         for _ in range(500):
@@ -81,8 +83,8 @@ def test_the_same_piece_again_is_no_progress() -> None:
         wire.fetcher.fetch(PATH, 1_000)
 
 
-def test_a_file_without_bytes_is_a_file() -> None:
-    """An empty file is whole at once; one that is not there is told apart."""
+def test_empty_file_is_complete() -> None:
+    """An empty file is complete at once, and differs from one that does not exist."""
     assert Answering(lambda: iter([FetchReply(PATH, 0, 0, b"")])).fetcher.fetch(PATH, 10) == b""
     with pytest.raises(FileNotFoundError):
         Answering(lambda: iter([FetchReply(PATH, 0, -1, b"")])).fetcher.fetch(PATH, 10)

@@ -1,4 +1,4 @@
-"""The agent's session with the broker: what it takes from the controller's word."""
+"""The agent's MQTT session: what it accepts from the controller's acknowledgements."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def say(wire: Wire, kept: Ack) -> None:
     wire.heard(messages.topic("cam", "ack"), messages.encode(kept), None)
 
 
-def test_telemetry_comes_as_often_as_the_controller_wants_it(link: tuple[Uplink, Wire], hub: Hub) -> None:
-    """Ten thousand devices that each spoke every other second were more than any controller takes in."""
+def test_controller_sets_the_telemetry_interval(link: tuple[Uplink, Wire], hub: Hub) -> None:
+    """Ten thousand devices that each report every two seconds would be more than any controller takes in."""
     uplink, wire = link
     begin(uplink, wire, hub)
     for every_s, expected in ((60.0, 60), (5.0, 720)):
@@ -106,8 +106,8 @@ def test_telemetry_comes_as_often_as_the_controller_wants_it(link: tuple[Uplink,
 
 
 @pytest.mark.parametrize("every_s", [0.0, 0.01, -5.0, 1e9])
-def test_a_rhythm_that_cannot_be_is_refused(link: tuple[Uplink, Wire], hub: Hub, every_s: float) -> None:
-    """Neither a flood nor silence can be ordered."""
+def test_telemetry_interval_out_of_range_is_refused(link: tuple[Uplink, Wire], hub: Hub, every_s: float) -> None:
+    """The controller can order neither a flood nor silence."""
     uplink, wire = link
     begin(uplink, wire, hub)
     with pytest.raises(MalformedMessage):

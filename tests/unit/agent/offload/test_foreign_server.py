@@ -1,4 +1,5 @@
-"""The agent and servers that are not ours: which is asked, in what words, and what is believed of the answer."""
+"""The agent and third-party inference servers: which server is asked, in what encoding, and what of the answer is
+trusted."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ def naming(address: str, *rows: Row) -> LoadedRelease:
 
 
 @pytest.mark.parametrize("manners", [TRITON, KSERVE, MLSERVER], ids=["triton", "kserve", "mlserver"])
-def test_the_server_that_the_release_names_finishes(clouds: Start, manners: Manners) -> None:
-    """Whatever its manners; with none of our headers, and never compressed where the row does not say so."""
+def test_server_named_by_the_release_finishes_the_request(clouds: Start, manners: Manners) -> None:
+    """Whatever the server supports: with none of our headers, and never compressed where the row does not say so."""
     engine, server = clouds(manners)
     for _ in range(3):
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
@@ -110,31 +111,32 @@ def test_the_server_that_the_release_names_finishes(clouds: Start, manners: Mann
 
 
 @pytest.mark.parametrize("status", [400, 415, 422, 500])
-def test_a_server_that_takes_no_binary_tensors_is_found_out_once(clouds: Start, status: int) -> None:
-    """The first request is asked again in JSON; all others begin so."""
+def test_server_without_binary_tensors_is_detected_once(clouds: Start, status: int) -> None:
+    """The first request is repeated in JSON; all later ones start with JSON."""
     engine, server = clouds(dataclasses.replace(MLSERVER, not_json=status))
     for _ in range(3):
         engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
     assert server.seen.binary == [True, False, False, False]
 
 
-def test_triton_is_sent_gzip_where_the_row_is_compressed(clouds: Start) -> None:
-    """As the plan priced it; never zstd."""
+def test_compressed_row_sends_gzip_to_triton(clouds: Start) -> None:
+    """As the plan assumed; never zstd."""
     engine, server = clouds(TRITON, msgspec.structs.replace(CUT, compress=True), "triton")
     answer = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
     assert np.array_equal(answer.outputs["y"], EXPECTED)
     assert server.seen.codings == ["gzip"]
 
 
-def test_a_compressed_row_is_none_for_a_server_that_may_not_undo_it() -> None:
-    """The agent leaves it out: no plan of ours has it, and none of anyone's is tried out on a stranger."""
+def test_compressed_row_is_dropped_for_a_server_without_decompression() -> None:
+    """The agent leaves the row out. No plan of ours contains it, and one from elsewhere is not tried out on a foreign
+    server."""
     packed = msgspec.structs.replace(CUT, compress=True)
     assert [row.name for row in naming("http://h", packed, LOCAL).plan.rows] == ["local"]
     assert [row.name for row in naming("triton://h", packed, LOCAL).plan.rows] == ["cut-1", "local"]
 
 
-def test_a_lossy_row_sends_its_codecs_tensors(clouds: Start) -> None:
-    """Which the exported model takes by these names."""
+def test_lossy_row_sends_the_codecs_tensors(clouds: Start) -> None:
+    """The exported model takes them by these names."""
     engine, server = clouds(TRITON, msgspec.structs.replace(CUT, codecs={"h": "fp16"}))
     node = tiny.helper.make_node
     server.add(
@@ -150,8 +152,9 @@ def test_a_lossy_row_sends_its_codecs_tensors(clouds: Start) -> None:
 
 
 @pytest.mark.parametrize("manners", [TRITON, KSERVE], ids=["400", "404"])
-def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Manners) -> None:
-    """Some say 400 of it, as of a bad input: what we send was checked, so the breaker hears of it all the same."""
+def test_missing_exported_model_counts_as_server_failure(manners: Manners) -> None:
+    """Some servers answer 400 as for a bad input: our tensors were checked before, so the breaker counts it as a
+    failure."""
     server = ForeignServerHere(manners)
     try:
         outcome = asked(ForeignServers(ForeignTls()).client_for(server.url))
@@ -164,7 +167,7 @@ def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Man
 
 def asked(remote: OffloadClient, planned_s: float = 0.0) -> OffloadAnswer | OffloadFailure:
     """One request."""
-    (receives,) = [spec for one in manifest(CUT).slices for spec in one.outputs if spec.name == "y"]
+    (receives,) = [spec for part in manifest(CUT).slices for spec in part.outputs if spec.name == "y"]
     wanted = encode_offload_request(NAME, "id-1", {"h": INPUT}, (receives,), left_s=PATIENCE_S, planned_s=planned_s)
     return remote.infer(wanted, CancellableCall(), PATIENCE_S)
 
@@ -183,10 +186,11 @@ def answering() -> Iterator[Callable[[dict[str, Any]], OffloadClient]]:
         yield start
 
 
-def test_another_requests_answer_is_refused_and_a_nameless_one_is_not(
+def test_answer_with_another_id_is_refused_and_one_without_id_is_not(
     answering: Callable[[dict[str, Any]], OffloadClient],
 ) -> None:
-    """A connection carries one request at a time; but what says that it is another's is."""
+    """A connection carries one request at a time, so an answer without an id is this request's; an answer that names
+    another id is refused."""
     y = {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [0.0, 2.0, 4.0, 6.0]}
     said = {"model_name": NAME, "outputs": [y]}
     assert isinstance(asked(answering(said)), OffloadAnswer)
@@ -195,8 +199,8 @@ def test_another_requests_answer_is_refused_and_a_nameless_one_is_not(
         assert isinstance(outcome, OffloadFailure) and outcome.cause == "server"
 
 
-def test_seconds_that_nobody_tells_are_the_plans(answering: Callable[[dict[str, Any]], OffloadClient]) -> None:
-    """So that they do not make the link look slow; never more than the whole exchange took."""
+def test_missing_server_time_is_taken_from_the_plan(answering: Callable[[dict[str, Any]], OffloadClient]) -> None:
+    """So that it does not make the link look slow; never more than the whole exchange took."""
     y = {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
     remote = answering({"model_name": NAME, "id": "id-1", "outputs": [y]})
     first, second = asked(remote, planned_s=1e-6), asked(remote, planned_s=1e6)
@@ -204,9 +208,9 @@ def test_seconds_that_nobody_tells_are_the_plans(answering: Callable[[dict[str, 
     assert isinstance(second, OffloadAnswer) and second.server_s == second.elapsed_s and second.link_s == 0
 
 
-def test_a_foreign_server_is_probed_seldom_and_lives_when_it_answers() -> None:
-    """A probe is a request for a model that is not there; a ping is heard, whatever it says of health, unless it
-    fails."""
+def test_foreign_server_probe_counts_any_answer_as_alive() -> None:
+    """A probe is a rare request for a model that does not exist; a ping that is answered with anything but a failure
+    counts as alive."""
     server = ForeignServerHere(TRITON)
     try:
         remote = ForeignServers(ForeignTls()).client_for(server.url)
@@ -222,8 +226,8 @@ def test_a_foreign_server_is_probed_seldom_and_lives_when_it_answers() -> None:
 
 
 @pytest.mark.parametrize(("status", "lives"), [(200, True), (404, True), (403, True), (500, False), (503, False)])
-def test_a_gateway_that_hides_health_lives(status: int, lives: bool) -> None:
-    """KServe's ingress may not pass it on."""
+def test_ingress_without_health_path_counts_as_alive(status: int, lives: bool) -> None:
+    """KServe's ingress may not forward it."""
     server = Server(lambda request: Response(status))
     server.start()
     try:
@@ -233,8 +237,8 @@ def test_a_gateway_that_hides_health_lives(status: int, lives: bool) -> None:
     assert isinstance(heard, float) == lives
 
 
-def test_connections_are_shared_and_made_anew_once_closed() -> None:
-    """Two releases with one server share them; the engine closes them when nobody names it any more."""
+def test_connections_are_shared_per_server_and_reopened_after_close() -> None:
+    """Two releases with one server share them; the engine closes them when no release names the server any more."""
     servers = ForeignServers(ForeignTls())
     first = servers.client_for("triton://gpu")
     assert servers.client_for("triton://gpu") is first and servers.client_for("triton://other") is not first
@@ -244,9 +248,9 @@ def test_connections_are_shared_and_made_anew_once_closed() -> None:
     servers.stop()
 
 
-def test_tls_is_checked_and_our_certificate_is_not_shown(tmp_path: Path) -> None:
-    """A server that the system's authorities do not know is refused; by a given authority it is met, without a
-    certificate of ours."""
+def test_tls_is_verified_and_the_device_certificate_is_not_sent(tmp_path: Path) -> None:
+    """A server that the system's authorities do not know is refused; with a given authority it is accepted, and the
+    device's certificate is not presented."""
     authority = Authority(tmp_path)
     credentials = authority.issue_server("gpu", ["localhost", "127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -275,14 +279,14 @@ def test_tls_is_checked_and_our_certificate_is_not_shown(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "given", [{"certificate_file": "cert.pem"}, {"ca_file": "gone.pem"}, {"ca_file": "spoilt.pem"}]
 )
-def test_files_that_are_no_use_are_named_at_once(given: dict[str, str], tmp_path: Path) -> None:
-    """A key that is missing, a file that is not there, one that is none."""
+def test_unusable_tls_files_are_named_at_start(given: dict[str, str], tmp_path: Path) -> None:
+    """A missing key, a missing file, a file that is no certificate."""
     (tmp_path / "spoilt.pem").write_text("nonsense")
     with pytest.raises(UsageError, match=r"--foreign-key|gone\.pem|spoilt\.pem"):
         ForeignTls(**{name: tmp_path / file for name, file in given.items()}).context()
 
 
-def test_a_foreign_pool_reaches_the_path_before_v2() -> None:
+def test_url_path_prefix_before_v2_is_kept() -> None:
     """An ingress may serve several clusters on one host."""
     server = ForeignServerHere(KSERVE)
     server.add(NAME, doubling())

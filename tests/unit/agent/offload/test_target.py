@@ -53,7 +53,7 @@ class Scripted:
 
 
 @dataclass
-class World:
+class TargetHarness:
     """A device that sends each request and answers it itself, too."""
 
     cloud: OffloadTarget
@@ -74,8 +74,8 @@ class World:
 
     def watch(self) -> None:
         """What the watching thread would do now."""
-        if self.cloud._seconds_until_probe() <= 0.0:
-            self.cloud._probe(self.server)  # type: ignore[arg-type]
+        if self.cloud.seconds_until_probe() <= 0.0:
+            self.cloud.probe()
 
     @property
     def may_be_asked(self) -> bool:
@@ -89,141 +89,144 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def harness() -> TargetHarness:
     clock, server = Clock(), Scripted()
-    monkeypatch.setattr("edgesplit_agent.offload.target.monotonic", clock)
-    monkeypatch.setattr("edgesplit_agent.offload.target.random", random.Random(7))
-    cloud = OffloadTarget(server)  # type: ignore[arg-type]
+    cloud = OffloadTarget(server, clock=clock, jitter=random.Random(7).random)  # type: ignore[arg-type]
     cloud.assume_link(LINK)
-    return World(cloud, server, clock)
+    return TargetHarness(cloud, server, clock)
 
 
-def test_a_link_that_is_slow_for_seconds_keeps_the_breaker_closed(world: World) -> None:
-    """A link that flaps lost every race for two seconds, and each ping was answered: that opened the breaker, which
-    stayed open when the link was back."""
+def test_slow_link_does_not_open_the_breaker(harness: TargetHarness) -> None:
+    """A flapping link lost every race for two seconds while each ping was answered: that opened the breaker, which
+    stayed open after the link had recovered."""
     for _ in range(10):
-        world.answered()
+        harness.answered()
         for _ in range(5):
-            world.loses_a_race()
-            assert (world.cloud.breaker.state, world.cloud.breaker.failures) == ("closed", 0)
-            assert world.may_be_asked
-    assert world.server.pings > 0
+            harness.loses_a_race()
+            assert (harness.cloud.breaker.state, harness.cloud.breaker.failures) == ("closed", 0)
+            assert harness.may_be_asked
+    assert harness.server.pings > 0
 
 
-def test_a_race_lost_on_trial_is_no_failure_while_the_cloud_lives(world: World) -> None:
-    """A breaker on trial opens at the first failure: on a slow link each race did, with a longer pause each time."""
-    world.answered()
-    world.clock.now += 1.0
-    world.cloud.on_overdue(0.9)
-    assert world.cloud.breaker.state == "open"
-    world.clock.now += 1.0
-    world.watch()
-    assert world.cloud.breaker.state == "trial"
+def test_lost_race_in_half_open_state_is_no_failure_while_pings_answer(harness: TargetHarness) -> None:
+    """A half-open breaker opens at the first failure: on a slow link each lost race did that, with a longer pause each
+    time."""
+    harness.answered()
+    harness.clock.now += 1.0
+    harness.cloud.on_overdue(0.9)
+    assert harness.cloud.breaker.state == "open"
+    harness.clock.now += 1.0
+    harness.watch()
+    assert harness.cloud.breaker.state == "trial"
     for _ in range(5):
-        world.loses_a_race()
-    assert world.cloud.breaker.state == "trial" and world.may_be_asked
+        harness.loses_a_race()
+    assert harness.cloud.breaker.state == "trial" and harness.may_be_asked
 
 
-def test_a_dead_cloud_is_found_out_by_the_first_ping(world: World) -> None:
-    """Races that are lost ask whether anybody is there; silence opens the breaker at once."""
-    world.answered()
-    world.server.pings_s = None
+def test_unanswered_ping_opens_the_breaker(harness: TargetHarness) -> None:
+    """A lost race sends a ping; no answer opens the breaker at once."""
+    harness.answered()
+    harness.server.pings_s = None
     lost = 0
-    while world.cloud.breaker.state != "open":
-        world.loses_a_race()
+    while harness.cloud.breaker.state != "open":
+        harness.loses_a_race()
         lost += 1
-    assert lost <= 3 and world.server.pings == 1 and not world.may_be_asked
+    assert lost <= 3 and harness.server.pings == 1 and not harness.may_be_asked
 
 
-def test_a_cloud_that_answers_pings_and_no_request_is_left_alone_in_the_end(world: World) -> None:
-    """Else every request would be sent to it for ever, for nothing; one is tried after each pause."""
-    world.answered()
-    began, sent = world.clock.now, 0
-    while world.clock.now < began + 4 * UNANSWERED_S:
-        if world.may_be_asked:
-            sent += world.clock.now > began + 2 * UNANSWERED_S
-            world.loses_a_race()
+def test_cloud_that_answers_only_pings_opens_the_breaker_eventually(harness: TargetHarness) -> None:
+    """Otherwise every request would be sent to it in vain; one is tried after each pause."""
+    harness.answered()
+    began, sent = harness.clock.now, 0
+    while harness.clock.now < began + 4 * UNANSWERED_S:
+        if harness.may_be_asked:
+            sent += harness.clock.now > began + 2 * UNANSWERED_S
+            harness.loses_a_race()
         else:
-            world.clock.now += EVERY_S
-            world.watch()
+            harness.clock.now += EVERY_S
+            harness.watch()
     assert 0 < sent <= 2 * UNANSWERED_S / EVERY_S / 2
-    world.answered()
-    world.answered()
-    assert world.may_be_asked
+    harness.answered()
+    harness.answered()
+    assert harness.may_be_asked
 
 
-def test_a_ping_behind_our_own_bytes_makes_no_round_trip_long(world: World) -> None:
-    """One sent because a request hung waits behind what that request sent; after small requests it tells the truth."""
-    world.answered()
-    world.server.pings_s = 0.4
-    before_s = world.cloud.conditions.link.rtt_s
+def test_ping_behind_own_upload_does_not_raise_the_round_trip(harness: TargetHarness) -> None:
+    """A ping sent because a request hung waits behind that request's bytes; after small requests its time is a valid
+    round trip."""
+    harness.answered()
+    harness.server.pings_s = 0.4
+    before_s = harness.cloud.conditions.link.rtt_s
     for _ in range(5):
-        world.clock.now += 1.0
-        world.cloud.on_slow(LOCAL_S, BYTES)
-        world.watch()
-    assert world.server.pings == 5 and world.cloud.conditions.link.rtt_s == before_s
-    world.answered(up_bytes=100)
-    world.clock.now += 1.0
-    world.cloud.on_slow(LOCAL_S)
-    world.watch()
-    assert world.cloud.conditions.link.rtt_s > before_s
+        harness.clock.now += 1.0
+        harness.cloud.on_slow(LOCAL_S, BYTES)
+        harness.watch()
+    assert harness.server.pings == 5 and harness.cloud.conditions.link.rtt_s == before_s
+    harness.answered(up_bytes=100)
+    harness.clock.now += 1.0
+    harness.cloud.on_slow(LOCAL_S)
+    harness.watch()
+    assert harness.cloud.conditions.link.rtt_s > before_s
 
 
 # Snapshot and reservation
 
 
-def on_trial(world: World, successes: int = 0) -> None:
+def on_trial(harness: TargetHarness, successes: int = 0) -> None:
     """Open the breaker, let its probe succeed, and have so many requests answered on trial."""
-    world.answered()
-    world.clock.now += 1.0
-    world.cloud.on_overdue(0.9)
-    world.clock.now += 1.0
-    world.watch()
+    harness.answered()
+    harness.clock.now += 1.0
+    harness.cloud.on_overdue(0.9)
+    harness.clock.now += 1.0
+    harness.watch()
     for _ in range(successes):
-        world.answered()
-    assert world.cloud.breaker.state == "trial"
+        harness.answered()
+    assert harness.cloud.breaker.state == "trial"
 
 
-def test_a_snapshot_stays_as_it_was(world: World) -> None:
-    """Whatever the target learns afterwards: a selection sees one moment."""
-    before = world.cloud.snapshot()
-    world.answered()
-    world.clock.now += 1.0
-    world.cloud.on_overdue(0.9)
+def test_snapshot_is_immutable(harness: TargetHarness) -> None:
+    """Whatever the target learns afterwards: a selection sees one consistent state."""
+    before = harness.cloud.snapshot()
+    harness.answered()
+    harness.clock.now += 1.0
+    harness.cloud.on_overdue(0.9)
     assert before.is_available and before.breaker.state == "closed" and before.conditions.remote_usable
-    after = world.cloud.snapshot()
+    after = harness.cloud.snapshot()
     assert not after.is_available and after.estimate != before.estimate and after.taken_at > before.taken_at
     with pytest.raises(FrozenInstanceError):
         before.in_flight = 1  # type: ignore[misc]
 
 
-def test_a_place_is_refused_where_the_breaker_opened_after_the_snapshot(world: World) -> None:
-    """The snapshot promised it; the reservation looks again."""
-    world.answered()
-    world.clock.now += 1.0
-    assert world.cloud.snapshot().is_available
-    world.cloud.on_overdue(0.9)
-    assert world.cloud.reserve() is None and world.cloud.in_flight == 0
+def test_reservation_fails_if_the_breaker_opened_after_the_snapshot(harness: TargetHarness) -> None:
+    """The snapshot showed capacity; the reservation checks again."""
+    harness.answered()
+    harness.clock.now += 1.0
+    assert harness.cloud.snapshot().is_available
+    harness.cloud.on_overdue(0.9)
+    assert harness.cloud.reserve() is None and harness.cloud.in_flight == 0
 
 
-def test_a_target_without_a_server_has_no_place() -> None:
+def test_target_without_a_server_has_no_capacity() -> None:
     """Only the device's speed is learnt there."""
     cloud = OffloadTarget(None)
     assert not cloud.snapshot().is_available and not cloud.conditions.remote_usable and cloud.reserve() is None
 
 
 @pytest.mark.parametrize(("successes", "room"), [(0, 1), (1, 2), (2, 4)])
-def test_threads_that_saw_the_same_room_do_not_exceed_it(world: World, successes: int, room: int) -> None:
-    """All sixteen take their snapshots first, each of which has room; as many places are given as there are."""
-    on_trial(world, successes)
+def test_reservations_from_equal_snapshots_do_not_exceed_capacity(
+    harness: TargetHarness, successes: int, room: int
+) -> None:
+    """Sixteen threads take their snapshots first, each of which shows capacity; only as many reservations succeed as
+    there are places."""
+    on_trial(harness, successes)
     seen = threading.Barrier(16)
     for _ in range(20):
         granted: list[Reservation] = []
 
         def ask(granted: list[Reservation] = granted) -> None:
-            assert world.cloud.snapshot().is_available
+            assert harness.cloud.snapshot().is_available
             seen.wait(20)
-            reservation = world.cloud.reserve()
+            reservation = harness.cloud.reserve()
             if reservation is not None:
                 granted.append(reservation)
 
@@ -232,22 +235,23 @@ def test_threads_that_saw_the_same_room_do_not_exceed_it(world: World, successes
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert len(granted) == room == world.cloud.in_flight
+        assert len(granted) == room == harness.cloud.in_flight
         for reservation in granted:
-            world.cloud.release(reservation)
-    assert world.cloud.in_flight == 0
+            harness.cloud.release(reservation)
+    assert harness.cloud.in_flight == 0
 
 
-def test_threads_that_come_and_go_never_exceed_the_room(world: World) -> None:
-    """Eight threads reserve and release without pause: at no moment do more hold a place than the trial admits."""
-    on_trial(world, 1)
+def test_concurrent_reservations_never_exceed_capacity(harness: TargetHarness) -> None:
+    """Eight threads reserve and release without pause: at no moment are more places held than the half-open breaker
+    admits."""
+    on_trial(harness, 1)
     counting, holders, most, begin = threading.Lock(), 0, 0, threading.Barrier(8)
 
     def come_and_go() -> None:
         nonlocal holders, most
         begin.wait(20)
         for _ in range(400):
-            reservation = world.cloud.reserve()
+            reservation = harness.cloud.reserve()
             if reservation is None:
                 continue
             with counting:
@@ -255,11 +259,11 @@ def test_threads_that_come_and_go_never_exceed_the_room(world: World) -> None:
                 most = max(most, holders)
             with counting:
                 holders -= 1
-            world.cloud.release(reservation)
+            harness.cloud.release(reservation)
 
     threads = [threading.Thread(target=come_and_go) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert 0 < most <= 2 and world.cloud.in_flight == 0
+    assert 0 < most <= 2 and harness.cloud.in_flight == 0

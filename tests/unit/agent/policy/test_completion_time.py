@@ -1,4 +1,4 @@
-"""What an uncertain link is worth: held against drawing many answers."""
+"""The estimate of completion time over an uncertain link, compared with Monte Carlo draws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
     [CompletionTime(0.05, 0.04, 0.3, 0.0), CompletionTime(0.02, 0.2, 0.8, 0.1), CompletionTime(0.0, 0.1, 1.5, 0.3)],
 )
 @pytest.mark.parametrize("local_s", [0.06, 0.15, 0.6])
-def test_chance_and_saving_are_those_of_many_draws(odds: CompletionTime, local_s: float) -> None:
+def test_probability_and_saving_match_monte_carlo(odds: CompletionTime, local_s: float) -> None:
     """The closed forms against 40,000 answers drawn from the same distribution."""
     rng = random.Random(1)
     answers = [
@@ -30,14 +30,14 @@ def test_chance_and_saving_are_those_of_many_draws(odds: CompletionTime, local_s
         for _ in range(40_000)
     ]
     assert odds.probability_by(local_s) == pytest.approx(
-        sum(one <= local_s for one in answers) / len(answers), abs=0.01
+        sum(answer_s <= local_s for answer_s in answers) / len(answers), abs=0.01
     )
-    saved_s = sum(max(0.0, local_s - one) for one in answers) / len(answers)
+    saved_s = sum(max(0.0, local_s - answer_s) for answer_s in answers) / len(answers)
     assert odds.expected_saving_s(local_s) == pytest.approx(saved_s, abs=0.01 * local_s)
 
 
-def test_what_cannot_be_saves_nothing() -> None:
-    """A round trip longer than the device takes; a link that is known to be gone; nothing to send."""
+def test_impossible_rows_save_nothing() -> None:
+    """A round trip longer than the device takes; a link that is known to be down; nothing to send."""
     assert (
         CompletionTime(0.2, 0.1, 0.3, 0.0).expected_saving_s(0.1)
         == 0.0
@@ -47,8 +47,8 @@ def test_what_cannot_be_saves_nothing() -> None:
     assert CompletionTime(0.1, 0.0, 0.3, 0.0).expected_saving_s(0.5) == pytest.approx(0.4)
 
 
-def test_a_steady_link_is_waited_for_and_a_wild_one_is_not() -> None:
-    """Haste is for clouds that do not promise to be in time."""
+def test_hedge_is_early_only_on_an_unsteady_link() -> None:
+    """A steady link is waited for; a hedge is for links whose answers may be late."""
     assert early_hedge_s(CompletionTime(0.05, 0.04, 0.1, 0.0), local_s=0.3, sent_s=0.0, tail_s=0.3) is None
     assert early_hedge_s(CompletionTime(0.05, 0.04, 0.1, 0.1), local_s=0.3, sent_s=0.0, tail_s=0.3) == 0.0
     quick = early_hedge_s(CompletionTime(0.001, 0.002, 0.1, 0.1), local_s=0.3, sent_s=0.0, tail_s=0.3)
@@ -57,8 +57,8 @@ def test_a_steady_link_is_waited_for_and_a_wild_one_is_not() -> None:
     )  # an answer is likely before: the tail may wait for it
 
 
-def test_surprises_widen_the_belief_and_fades_are_remembered() -> None:
-    """A link that is as expected becomes sure; one that goes now and then does not become so for a long time."""
+def test_deviation_grows_with_surprises_and_decays_slowly() -> None:
+    """A link that behaves as expected becomes certain; one that fades now and then stays uncertain for a long time."""
     steady = wild = LinkEstimate.from_link(LTE)
     for place in range(60):
         steady = steady.after_transfer(40_000, 200, 0.06 + 40_000 / LTE.up_bytes_per_s, place)
@@ -73,16 +73,16 @@ def test_surprises_widen_the_belief_and_fades_are_remembered() -> None:
     )
 
 
-def test_silence_widens_the_belief() -> None:
-    """A link not heard of for a while may be better than it was: worth a try."""
+def test_deviation_grows_without_measurements() -> None:
+    """A link without recent measurements may have become better: worth a try."""
     meter = LinkEstimate.from_link(LTE).after_transfer(40_000, 200, 1.5, 100.0)
     fresh, old = meter.completion_time(40_000, 0.06, 100.0), meter.completion_time(40_000, 0.06, 110.0)
     assert old.spread > fresh.spread and old.expected_saving_s(0.15) > fresh.expected_saving_s(0.15)
     assert meter.completion_time(40_000, 0.06, 1e9).spread <= MAX_SPREAD
 
 
-def test_small_transfers_neither_reassure_nor_alarm() -> None:
-    """A hundred bytes tell nothing of the rate, whatever they took."""
+def test_small_transfers_do_not_change_the_rate_estimate() -> None:
+    """A hundred bytes tell nothing of the rate, however long they took."""
     meter = LinkEstimate.from_link(LTE)
     for _ in range(20):
         meter = meter.after_transfer(100, 100, 0.065, 5.0)

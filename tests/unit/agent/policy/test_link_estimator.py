@@ -1,4 +1,4 @@
-"""The agent's pure decisions, as tables: patience, breaker, link estimates, answering once."""
+"""The agent's pure decisions, as tables: wait for the cloud, circuit breaker, link estimates, idempotent requests."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
         (-1.0, None, 0.1, 0.0),
     ],
 )
-def test_patience(left_s: float, tail: float | None, predicted_s: float, expected: float) -> None:
-    """The cloud is waited for as long as it deserves and the deadline allows, and no longer."""
+def test_wait_for_the_cloud(left_s: float, tail: float | None, predicted_s: float, expected: float) -> None:
+    """The cloud is waited for as long as its estimate and the deadline justify, and no longer."""
     assert offload_timeout_s(left_s, tail, predicted_s, margin_s=0.03) == pytest.approx(expected)
 
 
-def test_the_tail_is_timed_by_measurement_before_prediction() -> None:
-    """A slice that ran here counts as it ran; another as predicted, times the device's slow-down."""
+def test_tail_time_prefers_measurement_to_prediction() -> None:
+    """A slice that ran here counts with its measured time; another with its predicted time, multiplied by the device's
+    slow-down."""
     assert slices_duration_s(["a", "b", "c"], {"a": 0.5}, {"a": 9.0, "b": 0.1}, slowdown=2.0) == pytest.approx(0.7)
 
 
 def test_breaker_opens_after_three_failures_in_a_row() -> None:
-    """Two failures are bad luck, the third leaves the cloud alone; a success in between starts the count anew."""
+    """Two failures do not open it, the third does; a success in between resets the count."""
     breaker = CircuitBreaker().after_failure(0.0, 0.5).after_failure(0.0, 0.5)
     assert breaker.is_allowing
     assert breaker.after_success(0.0).after_failure(0.0, 0.5).is_allowing
     assert not breaker.after_failure(0.0, 0.5).is_allowing
 
 
-def test_breaker_opens_at_once_when_nobody_listens() -> None:
-    """A refused connection is no accident."""
+def test_breaker_opens_at_once_on_connection_refused() -> None:
+    """A refused connection is not transient."""
     assert not CircuitBreaker().after_failure(0.0, 0.5, refused=True).is_allowing
 
 
-def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
+def test_breaker_backs_off_to_a_bound_with_jitter() -> None:
     """Half-open probes back off to two seconds at most, each device at its own moment."""
     pauses, breaker, now = [], CircuitBreaker(), 0.0
     for _ in range(8):
@@ -70,8 +71,8 @@ def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
     assert len(jittered) == 3
 
 
-def test_after_a_probe_one_failure_reopens() -> None:
-    """A server that answers health but not requests does not get three more of them."""
+def test_one_failure_after_a_probe_reopens_the_breaker() -> None:
+    """A server that answers health checks but no requests does not get three more of them."""
     trial = CircuitBreaker().after_failure(0.0, 1.0, refused=True).after_probe(1.0)
     assert trial.is_allowing
     again = trial.after_failure(2.0, 1.0)
@@ -79,8 +80,9 @@ def test_after_a_probe_one_failure_reopens() -> None:
     assert again.probe_at - 2.0 > 0.25
 
 
-def test_a_cloud_that_came_back_is_filled_step_by_step() -> None:
-    """One request may be out, then two, four, eight: each success doubles it, and then the breaker closes."""
+def test_half_open_breaker_doubles_its_admission() -> None:
+    """One request may be in flight, then two, four, eight: each success doubles the number, and then the breaker
+    closes."""
     breaker, rooms = CircuitBreaker().after_failure(0.0, 1.0, refused=True).after_probe(1.0), []
     while breaker.state == "trial":
         rooms.append(breaker.room)
@@ -90,8 +92,9 @@ def test_a_cloud_that_came_back_is_filled_step_by_step() -> None:
     assert breaker == CircuitBreaker() and breaker.has_room(1000)
 
 
-def test_what_was_sent_before_says_nothing_of_the_cloud_now() -> None:
-    """Requests that hung when it opened fail one after the other: neither the pause grows, nor is the trial over."""
+def test_failures_of_requests_from_before_opening_are_ignored() -> None:
+    """Requests that hung when the breaker opened fail one after the other: neither does the pause grow, nor does the
+    half-open state end."""
     opened = CircuitBreaker().after_failure(5.0, 1.0, refused=True)
     assert opened.after_failure(5.1, 1.0, refused=True, sent_at=4.0) == opened
     trial = opened.after_probe(6.0)
@@ -107,36 +110,36 @@ def answered(meter: LinkEstimate, link: Link, up: int, times: int) -> LinkEstima
 
 
 @pytest.mark.parametrize("up_bytes", [3_000, 16_384, 200_000])
-def test_a_drop_to_a_tenth_is_noticed_within_a_few_requests(up_bytes: int) -> None:
-    """Three requests at a tenth of the rate, and the estimate is nearer to the tenth than to what was."""
+def test_rate_drop_is_learnt_within_a_few_requests(up_bytes: int) -> None:
+    """After three requests at a tenth of the rate, the estimate is nearer to the new rate than to the old."""
     slow = Link(up_bytes_per_s=LTE.up_bytes_per_s / 10, down_bytes_per_s=LTE.down_bytes_per_s, rtt_s=LTE.rtt_s)
     meter = answered(answered(LinkEstimate.from_link(LTE), LTE, up_bytes, 5), slow, up_bytes, 3)
     assert meter.link.up_bytes_per_s < LTE.up_bytes_per_s / 5
 
 
-def test_recovery_is_noticed_within_two_probes() -> None:
-    """What the idle probe sends (16 KiB every two seconds) brings the estimate back within a few seconds."""
+def test_rate_recovery_is_learnt_within_two_probes() -> None:
+    """The idle probe (16 KiB every two seconds) brings the estimate back within a few seconds."""
     slow = Link(up_bytes_per_s=LTE.up_bytes_per_s / 10, down_bytes_per_s=LTE.down_bytes_per_s, rtt_s=LTE.rtt_s)
     meter = answered(answered(LinkEstimate.from_link(LTE), slow, 16_384, 6), LTE, 16_384, 2)
     assert meter.link.up_bytes_per_s > LTE.up_bytes_per_s / 2
 
 
-def test_a_small_transfers_jitter_does_not_move_the_rate() -> None:
-    """Five milliseconds more on a hundred bytes say nothing about megabits."""
+def test_jitter_of_small_transfers_does_not_change_the_rate() -> None:
+    """Five milliseconds more on a hundred bytes tell nothing of the rate."""
     meter = LinkEstimate.from_link(LTE).after_transfer(100, 100, LTE.rtt_s + 0.005)
     assert meter.link.up_bytes_per_s == pytest.approx(LTE.up_bytes_per_s, rel=0.05)
 
 
-def test_a_transfer_that_was_given_up_can_only_make_the_link_slower() -> None:
-    """No answer within a second: at least that slow; no answer within a millisecond: nothing learnt."""
+def test_abandoned_transfer_can_only_lower_the_rate() -> None:
+    """No answer within a second: the link is at least that slow; no answer within a millisecond: nothing is learnt."""
     meter = LinkEstimate.from_link(LTE)
     assert meter.after_timeout(20_000, 1.0).link.up_bytes_per_s < LTE.up_bytes_per_s / 3
     assert meter.after_timeout(20_000, 0.061) == meter
     assert meter.after_timeout(0, 5.0) == meter
 
 
-def test_the_meter_learns_load_slowdown_and_round_trip() -> None:
-    """Each converges on what is seen, and none leaves its bounds."""
+def test_estimate_learns_load_slowdown_and_round_trip() -> None:
+    """Each converges to what is measured, and none leaves its bounds."""
     meter = LinkEstimate.from_link(LTE)
     for _ in range(20):
         meter = meter.after_load_report(3.0).after_compute(0.2, 0.1).after_round_trip(0.09)
@@ -147,14 +150,14 @@ def test_the_meter_learns_load_slowdown_and_round_trip() -> None:
     assert meter.after_compute(1.0, 0.0) == meter
 
 
-def test_probe_only_when_nothing_else_was_sent() -> None:
-    """Traffic measures by itself."""
+def test_idle_probe_only_without_recent_traffic() -> None:
+    """Requests measure the link themselves."""
     assert is_probe_due(10.0, 7.9, 2.0)
     assert not is_probe_due(10.0, 8.5, 2.0)
 
 
-def test_a_retry_joins_the_request_that_runs() -> None:
-    """Two calls with one id: the work is done once, both get its result."""
+def test_retry_joins_the_request_in_flight() -> None:
+    """Two calls with one id: the work is done once, and both get its result."""
     once: IdempotencyCache[str] = IdempotencyCache()
     entered, release = threading.Event(), threading.Event()
     runs, results = [], []
@@ -180,8 +183,8 @@ def test_a_retry_joins_the_request_that_runs() -> None:
     assert once.answer(("m", "1"), 1.0, work) == "answer 1"
 
 
-def test_a_failed_link_may_be_tried_again_and_a_failed_model_not() -> None:
-    """What the network did is not the request's last word; what the model did is."""
+def test_link_failure_is_retried_and_model_failure_is_not() -> None:
+    """After a link failure the id may run again; a model's failure is its final answer."""
     once: IdempotencyCache[str] = IdempotencyCache()
 
     def fails(error: Exception) -> str:
@@ -196,8 +199,8 @@ def test_a_failed_link_may_be_tried_again_and_a_failed_model_not() -> None:
         once.answer(("m", "2"), 1.0, lambda: "other")
 
 
-def test_a_retry_does_not_wait_beyond_its_own_deadline() -> None:
-    """The first one still runs: the retry gets a typed error in time."""
+def test_retry_does_not_wait_beyond_its_own_deadline() -> None:
+    """The first call still runs: the retry gets a typed error in time."""
     once: IdempotencyCache[str] = IdempotencyCache()
     entered, release = threading.Event(), threading.Event()
 
@@ -215,8 +218,8 @@ def test_a_retry_does_not_wait_beyond_its_own_deadline() -> None:
     thread.join(10)
 
 
-def test_an_answer_that_took_long_is_not_the_first_to_be_forgotten() -> None:
-    """Its retry comes after it ended: a slow answer was forgotten at once, and its retry answered anew."""
+def test_slow_answer_is_not_evicted_first() -> None:
+    """Its retry comes after it finished: a slow answer was evicted at once, and its retry ran the model again."""
     once: IdempotencyCache[str] = IdempotencyCache(entries=2)
 
     def slow() -> str:
@@ -229,8 +232,8 @@ def test_an_answer_that_took_long_is_not_the_first_to_be_forgotten() -> None:
     assert once.answer(("m", "slow"), 1.0, lambda: "answered twice") == "slow"
 
 
-def test_a_failed_request_is_remembered_without_what_it_carried() -> None:
-    """Its retry hears the same error; its frame is not kept for as long as the error is."""
+def test_failed_request_is_cached_without_its_tensors() -> None:
+    """Its retry gets the same error; its frame is not kept in memory as long as the error is."""
     once: IdempotencyCache[int] = IdempotencyCache()
     frame = np.zeros(3)
     held = weakref.ref(frame)
@@ -247,19 +250,21 @@ def test_a_failed_request_is_remembered_without_what_it_carried() -> None:
     assert held() is None
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_idempotency_cache_is_bounded() -> None:
     """Neither many small nor few large answers are kept for ever."""
     many: IdempotencyCache[int] = IdempotencyCache(entries=4)
     large: IdempotencyCache[int] = IdempotencyCache(held_bytes=100, size_of=lambda _: 60)
     for number in range(20):
         many.answer(("m", number), 1.0, lambda: 1)
         large.answer(("m", number), 1.0, lambda: 1)
-    assert len(many._executions) <= 4
-    assert len(large._executions) <= 1
+    for number in reversed(range(20)):
+        many.answer(("m", number), 1.0, lambda: 1)
+        large.answer(("m", number), 1.0, lambda: 1)
+    assert (many.joined, large.joined) == (4, 1)
 
 
-def test_one_id_with_other_tensors_is_another_request() -> None:
-    """A client that numbers all its requests 1 gets each its own answer."""
+def test_same_id_with_other_tensors_is_another_request() -> None:
+    """A client that uses the id 1 for all its requests gets each its own answer."""
     one, two = {"x": np.zeros(3, np.float32)}, {"x": np.ones(3, np.float32)}
     assert request_key("m", "1", one) == request_key("m", "1", {"x": np.zeros(3, np.float32)})
     assert request_key("m", "1", one) != request_key("m", "1", two)

@@ -1,4 +1,4 @@
-"""The choice under power budgets, battery policies, races and hysteresis, as tables."""
+"""Row selection under power budgets, battery policies, races and hysteresis, as tables."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def named(choice: object) -> str:
     return choice.row.name if choice is not None else ""  # type: ignore[attr-defined]
 
 
-def test_a_sure_link_takes_the_fastest_row_and_hedges_nothing() -> None:
-    """Seconds decide on mains, and no work is done twice where the cloud keeps its word."""
+def test_steady_link_takes_the_fastest_row_without_a_hedge() -> None:
+    """On mains the time decides, and no work is done twice where the cloud is reliably in time."""
     choice = select_row(PLAN, at())
     assert choice is not None and (choice.row.name, choice.early_s) == ("remote", None)
     assert named(select_row(PLAN, at(rate=1e4))) == "local"
 
 
-def test_an_uncertain_link_is_raced() -> None:
-    """It is probably too slow, and perhaps not: the device begins at once, and the cloud may surprise it."""
+def test_uncertain_link_is_raced() -> None:
+    """The cloud is probably too slow, but may not be: the device starts at once, and the cloud may still win."""
     meter = LinkEstimate(0.05, 1 / 5e4, 1e-6, spread=1.0, fades=0.0, heard_at=0.0, transfers=20)
     choice = select_row(PLAN, SelectionContext(meter, 0.0))
     assert choice is not None and not choice.row.is_local
@@ -57,8 +57,8 @@ def test_an_uncertain_link_is_raced() -> None:
         assert named(select_row(PLAN, SelectionContext(meter, 0.0, may_race=may), stance)) == "local"
 
 
-def test_without_a_hedge_the_risk_counts() -> None:
-    """A row that is a little faster but often comes to nothing is not taken by whoever cannot begin beside it."""
+def test_without_a_hedge_the_fallback_risk_counts() -> None:
+    """A row that is slightly faster but often fails is not selected when no hedge may start beside it."""
     meter = msgspec.structs.replace(SURE, fades=0.4)
     assert named(select_row(PLAN, SelectionContext(meter, 0.0, may_hedge=False, may_race=False))) == "local"
     assert named(select_row(PLAN, SelectionContext(meter, 0.0))) == "remote"
@@ -79,12 +79,12 @@ def test_without_a_hedge_the_risk_counts() -> None:
     ],
 )
 def test_policies_weigh_seconds_and_joules(stance: PowerMode, rate: float, deadline_s: float, name: str) -> None:
-    """Each row's seconds and joules by hand: performance, balanced and saver each take theirs."""
+    """Each row's seconds and joules by hand: performance, balanced and saver each select their own row."""
     assert named(select_row(PLAN, at(rate, may_hedge=False, may_race=False, deadline_s=deadline_s), stance)) == name
 
 
-def test_balanced_counts_a_tenth_of_the_joules_as_a_tenth_of_the_seconds() -> None:
-    """The row with the least sum of its parts of all-local's seconds and joules."""
+def test_balanced_weighs_relative_seconds_and_joules_equally() -> None:
+    """The row with the least sum of its shares of the local row's seconds and joules."""
     for rate in (3e4, 1e5, 3e5, 1e6):
         seen = at(rate, may_hedge=False, may_race=False)
         now = seen.conditions()
@@ -104,52 +104,53 @@ def test_balanced_counts_a_tenth_of_the_joules_as_a_tenth_of_the_seconds() -> No
         (2.01, 1.0, "remote", "over the power budget: the row that draws least"),
     ],
 )
-def test_a_power_budget_leaves_rows_out(watts: float, per_s: float, name: str, why: str) -> None:
-    """Idling, and joules per inference times the rate of requests, stay below it; else the row that draws least."""
+def test_power_budget_excludes_rows(watts: float, per_s: float, name: str, why: str) -> None:
+    """Idle power plus joules per inference times the request rate stays below it; if no row does, the one that draws
+    least."""
     choice = select_row(PLAN, at(2e5, per_s=per_s), PowerMode(watts=watts))
     assert choice is not None and (choice.row.name, choice.why) == (name, why)
     spends = 2.0 + per_s * marginal_energy_j(choice.row, at(2e5).conditions(), POWER)
     assert spends <= watts or why.startswith("over")
 
 
-def test_rails_that_tell_more_than_the_plan_tighten_the_budget() -> None:
+def test_measured_power_above_the_plan_tightens_the_budget() -> None:
     """A device that draws a third more than its profile says has that much less to spend."""
     seen = at(2e5, per_s=1.0)
     assert named(select_row(PLAN, seen, PowerMode(watts=3.0))) == "cut-1"
     assert named(select_row(PLAN, seen, PowerMode(watts=3.0, measured_over_predicted=1.33))) == "remote"
 
 
-def test_other_models_spend_of_the_same_budget() -> None:
-    """What one model draws is not there for the next."""
+def test_models_share_one_power_budget() -> None:
+    """What one model draws is not available to the next."""
     seen = at(2e5, per_s=1.0)
     assert named(select_row(PLAN, seen, PowerMode(watts=3.0))) == "cut-1"
     assert named(select_row(PLAN, at(2e5, per_s=1.0, others_watts=0.65), PowerMode(watts=3.0))) == "remote"
 
 
-def test_a_plan_without_power_figures_is_answered_all_the_same() -> None:
-    """Answering comes first: budget and policies do not count for it."""
+def test_plan_without_power_figures_ignores_budget_and_policy() -> None:
+    """Requests are answered by the fastest row."""
     bare = msgspec.structs.replace(PLAN, power=None)
     for stance in (PowerMode(watts=0.1), PowerMode("saver"), PowerMode("balanced")):
         assert named(select_row(bare, at(may_hedge=False, may_race=False, per_s=5.0), stance)) == "remote"
 
 
-def test_a_cloud_that_is_out_leaves_the_device() -> None:
-    """Under every stance; and nothing where the plan has no way to answer alone."""
+def test_unreachable_cloud_leaves_local_rows() -> None:
+    """In every power mode; and none where the plan has no local row."""
     for stance in (PERFORMANCE, PowerMode("balanced"), PowerMode("saver"), PowerMode(watts=0.1)):
         assert named(select_row(PLAN, at(remote_usable=False, per_s=1.0), stance, HeldRow("remote", 0.0))) == "local"
     lost = msgspec.structs.replace(PLAN, rows=(REMOTE,), fallback="none")
     assert select_row(lost, at(remote_usable=False)) is None
 
 
-def test_a_forced_row_is_taken_whatever_the_stance() -> None:
-    """The operator's word about the cut goes before the battery's."""
+def test_forced_row_overrides_the_power_mode() -> None:
+    """The operator's choice of the cut takes precedence over the battery's."""
     forced = msgspec.structs.replace(PLAN, forced_row="cut-1")
     assert named(select_row(forced, at(per_s=9.0), PowerMode("saver", watts=0.1))) == "cut-1"
 
 
-def test_after_a_change_the_device_stays_for_a_while() -> None:
-    """Back to the device at once, away from it only after a while: so a link that flaps turns little over. Another
-    stance holds to nothing."""
+def test_dwell_time_limits_changes_of_row() -> None:
+    """A change to the local row is immediate, a change away from it waits for the dwell time, so a flapping link causes
+    few switches. Another power mode ends the dwell."""
     still = HeldRow("local", 10.0, "balanced")
 
     def taken(seen: SelectionContext, held: HeldRow) -> str:
@@ -161,16 +162,16 @@ def test_after_a_change_the_device_stays_for_a_while() -> None:
     assert taken(at(now=10.1), HeldRow("local", 10.0, "saver")) == "remote"
 
 
-def test_a_capped_clock_moves_the_choice_with_the_first_request() -> None:
-    """Foreseen, not learnt: the device is three times slower from one request to the next."""
+def test_capped_clock_changes_the_row_at_the_next_request() -> None:
+    """Predicted, not learnt: the device is three times slower from one request to the next."""
     assert named(select_row(PLAN, at(1e5, may_hedge=False, may_race=False))) == "local"
     assert named(select_row(PLAN, at(1e5, may_hedge=False, may_race=False, slowdown=3.0))) in ("cut-1", "remote")
 
 
 @settings(max_examples=60, deadline=None)
 @given(some.lists(some.floats(2.0, 7.5), min_size=20, max_size=120), some.sampled_from(["balanced", "saver"]))
-def test_changes_of_rows_are_bounded(decades: list[float], mode: str) -> None:
-    """However the link swings, rows that leave the device are taken up at most once in a dwell."""
+def test_row_changes_are_bounded(decades: list[float], mode: str) -> None:
+    """However the link changes, offloading rows are taken up at most once per dwell time."""
     chooser = RowSelector(lambda: PowerMode(mode))  # type: ignore[arg-type]
     rows, ups = [], []
     for place, decade in enumerate(decades):
@@ -182,16 +183,16 @@ def test_changes_of_rows_are_bounded(decades: list[float], mode: str) -> None:
     assert all(later - sooner >= DWELL_S - 1e-6 for sooner, later in pairwise(ups))
 
 
-def test_what_a_budget_saves_may_be_spent_and_what_is_owed_is_not() -> None:
-    """Saved up, a dearer row is paid for a while; owed, even a row within its share is not."""
+def test_budget_credit_pays_dearer_rows_and_debt_excludes_them() -> None:
+    """With credit, a dearer row is paid for a while; with debt, even a row within its share is excluded."""
     seen, tight = at(2e5, per_s=1.0), PowerMode(watts=2.4)
     assert named(select_row(PLAN, seen, tight)) == "remote"
     assert named(select_row(PLAN, replace(seen, saved_j=1.0), tight)) == "cut-1"
     assert named(select_row(PLAN, replace(at(2e5, per_s=1.0), saved_j=-1.0), PowerMode(watts=2.5))) == "remote"
 
 
-def test_the_average_stays_within_the_budget() -> None:
-    """A request a second: rows alternate, and the average does not exceed what idling leaves of 2.36 W."""
+def test_average_power_stays_within_the_budget() -> None:
+    """One request a second: rows alternate, and the average does not exceed what idling leaves of 2.36 W."""
     chooser, spent = RowSelector(lambda: PowerMode(watts=2.36)), 0.0
     taken = set()
     for place in range(300):
@@ -204,8 +205,8 @@ def test_the_average_stays_within_the_budget() -> None:
     assert taken == {"cut-1", "remote"} and spent / 300 <= 0.36 * 1.02
 
 
-def test_the_bank_is_bounded_and_follows_the_budget() -> None:
-    """Ten seconds' worth at the most, saved or owed; nothing is saved before the first request."""
+def test_budget_credit_is_bounded_and_follows_the_budget() -> None:
+    """Ten seconds' worth at the most, as credit or debt; nothing is credited before the first request."""
     bank = EnergyBudget().credited(100.0, 2.0)
     assert bank.saved_j == 0.0
     assert bank.credited(101.0, 2.0).saved_j == pytest.approx(2.0)
@@ -214,8 +215,8 @@ def test_the_bank_is_bounded_and_follows_the_budget() -> None:
     assert bank.credited(1e6, -1.0).saved_j == 0.0  # a budget below idling saves nothing and owes nothing
 
 
-def test_another_release_begins_anew() -> None:
-    """Nothing is held of the one before."""
+def test_new_release_resets_the_held_row() -> None:
+    """Nothing of the previous release's choice is kept."""
     chooser = RowSelector(lambda: PowerMode("saver"))
     assert named(chooser.select("m", PLAN, at(may_hedge=False, may_race=False))) == chooser.row_of("m") == "remote"
     chooser.forget("m")

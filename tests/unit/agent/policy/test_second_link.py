@@ -1,4 +1,4 @@
-"""The link beyond a gateway: what its answers tell of it moves the choice, and is forgotten after a while."""
+"""The link between gateway and cloud: what the gateway's answers report of it changes the choice, and expires."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def chosen(by: LinkEstimate) -> str:
     return row.name
 
 
-def test_until_a_gateway_tells_of_it_the_link_beyond_is_as_planned() -> None:
-    """Round trip and rates are those that the plan was made for."""
+def test_second_link_is_as_planned_until_reported() -> None:
+    """Round trip and rates are those that the plan assumed."""
     planned = further_link(FAR)
     assert planned is not None and further_link(NEAR) is None
     assert planned.rtt_s == pytest.approx(0.02) and planned.up_bytes_per_s == pytest.approx(5e6)
@@ -58,14 +58,14 @@ def test_until_a_gateway_tells_of_it_the_link_beyond_is_as_planned() -> None:
     )
 
 
-def test_a_link_beyond_that_has_become_slow_moves_the_cut_before_it() -> None:
-    """By the first answers that say so: the gateway finishes alone by another row."""
+def test_slow_second_link_moves_the_cut_to_the_gateway() -> None:
+    """With the first answers that report it, the gateway finishes alone by another row."""
     assert chosen(LinkEstimate.from_link(LINK)) == chosen(meter(0.041)) == "cut-1"
     assert chosen(meter(0.4, 0.4)) == "cut-2"
 
 
-def test_a_link_beyond_that_has_become_quick_is_used_more() -> None:
-    """Where the plan thought it slow."""
+def test_fast_second_link_is_used_more() -> None:
+    """Where the plan assumed it slow."""
     slow = Row(
         name="cut-1",
         device=("a",),
@@ -81,33 +81,33 @@ def test_a_link_beyond_that_has_become_quick_is_used_more() -> None:
     for _ in range(5):
         made = made.after_further_hop(slow, 0.03, 100.0, answered=True)
     before, after = (
-        choose_row(plan, one.conditions(remote_usable=True)) for one in (LinkEstimate.from_link(LINK), made)
+        choose_row(plan, estimate.conditions(remote_usable=True)) for estimate in (LinkEstimate.from_link(LINK), made)
     )
     assert before is not None and after is not None and (before.name, after.name) == ("cut-2", "cut-1")
 
 
-def test_what_nobody_tells_any_more_is_forgotten() -> None:
-    """Rows that do not go there measure nothing: after a while the one that does is tried as planned."""
+def test_second_link_estimate_expires() -> None:
+    """Rows that do not use the second link measure nothing: after a while the one that does is tried as planned."""
     slow = meter(0.4, 0.4)
     assert chosen(slow.without_expired_hop(100.0 + FURTHER_HOP_TTL_S - 1.0)) == "cut-2"
     assert chosen(slow.without_expired_hop(100.0 + FURTHER_HOP_TTL_S)) == "cut-1"
 
 
-def test_a_gateway_that_waited_in_vain_tells_that_it_is_at_least_so_slow() -> None:
-    """It finished alone; the next request goes another way for a while."""
+def test_unanswered_second_link_is_at_least_that_slow() -> None:
+    """The gateway finished alone after waiting; the next requests avoid the second link for a while."""
     assert chosen(meter(2.0, answered=False)) == "cut-2"
     assert chosen(meter(0.0, answered=False)) == "cut-1"  # refused at once: nothing was learnt of the link
 
 
-def test_a_row_that_goes_no_further_says_nothing_of_it() -> None:
+def test_row_without_the_second_link_reports_nothing_of_it() -> None:
     """Whatever a gateway claims."""
     made = LinkEstimate.from_link(LINK)
     assert made.after_further_hop(NEAR, 1.0, 100.0, answered=True) == made
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e4), st.booleans()), max_size=30))
-def test_no_claim_of_a_gateway_makes_a_figure_that_cannot_be(told: list[tuple[float, bool]]) -> None:
-    """Seconds stay finite and not negative, and a row is always chosen."""
+def test_gateway_claims_never_give_impossible_figures(told: list[tuple[float, bool]]) -> None:
+    """Seconds stay finite and not negative, and a row is always selected."""
     made = LinkEstimate.from_link(LINK)
     for seconds, answered in told:
         made = made.after_further_hop(FAR, seconds, 100.0, answered=answered)

@@ -1,4 +1,4 @@
-"""Joules per inference: by the plan's figures, and scaled to the rails where there are rails."""
+"""Joules per inference: by the plan's figures, and scaled to the measured power where the board has sensors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ POWER = Power(idle_watts=2.0, busy_watts=5.0, radio_watts=1.0, up_joules_per_byt
 PLAN = Plan(model="m@1", device_class="pi", rows=(REMOTE, LOCAL), link=LINK, power=POWER)
 
 
-def test_a_request_that_went_as_planned_costs_what_the_plan_says() -> None:
-    """The same arithmetic from the times as they were; base power of the radio runs while the answer is awaited."""
+def test_request_as_planned_costs_the_planned_joules() -> None:
+    """The same arithmetic on measured times; the radio's base power counts while the answer is awaited."""
     from edgesplit.plan import Conditions
 
     now = Conditions(link=LINK)
@@ -23,8 +23,8 @@ def test_a_request_that_went_as_planned_costs_what_the_plan_says() -> None:
     assert actual_joules(REMOTE, POWER, 0.01, 0.12, 0.06) == pytest.approx(energy_j(REMOTE, now, POWER))
 
 
-def test_without_rails_joules_are_predicted() -> None:
-    """And marked so; a plan without figures says nothing at all."""
+def test_joules_are_predicted_without_power_sensors() -> None:
+    """And marked as predicted; a plan without figures gives no joules at all."""
     ledger = EnergyMeter()
     assert ledger.record_answer(PLAN, 1.5, 0.3, 1.0) == (1.5, "predicted")
     bare = Plan(model="m@1", device_class="pi", rows=(LOCAL,), link=LINK)
@@ -38,8 +38,8 @@ def watched(ledger: EnergyMeter, watts: float, seconds: int = 30) -> None:
         ledger.record_answer(PLAN, 1.5, 0.3, second + 0.5)
 
 
-def test_rails_scale_the_prediction() -> None:
-    """Predicted are 2 W of idling and 0.9 J a second; the rails show 4.35 W: half as much again."""
+def test_measured_power_scales_the_prediction() -> None:
+    """Predicted are 2 W idle and 0.9 J a second; the sensors show 4.35 W: half as much again."""
     ledger = EnergyMeter()
     watched(ledger, 4.35)
     joules, basis = ledger.record_answer(PLAN, 1.5, 0.3, 29.6)
@@ -47,22 +47,22 @@ def test_rails_scale_the_prediction() -> None:
 
 
 @pytest.mark.parametrize("watts", [0.01, 500.0])
-def test_rails_beyond_reason_measure_something_else(watts: float) -> None:
-    """A factor of five and more: another board's rail, or none at all."""
+def test_implausible_sensor_readings_are_ignored(watts: float) -> None:
+    """A factor of five and more: the rail of another part of the board, or none at all."""
     ledger = EnergyMeter()
     watched(ledger, watts)
     assert ledger.record_answer(PLAN, 1.5, 0.3, 29.6) == (1.5, "predicted")
 
 
-def test_an_emulated_device_measures_nothing() -> None:
-    """Its host's rails are not its own."""
+def test_emulated_device_measures_no_power() -> None:
+    """Its host's sensors do not describe it."""
     ledger = EnergyMeter(measures=False)
     watched(ledger, 4.35)
     assert ledger.record_answer(PLAN, 1.5, 0.3, 29.6)[1] == "predicted"
 
 
-def test_rails_that_fall_silent_are_believed_no_more() -> None:
-    """A sensor that went away, a device that slept: predicted again."""
+def test_stale_sensor_readings_expire() -> None:
+    """A sensor that went away, a device that slept: the joules are predicted again."""
     ledger = EnergyMeter()
     watched(ledger, 4.35)
     assert ledger.scale(29.6) is not None

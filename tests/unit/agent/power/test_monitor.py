@@ -1,4 +1,4 @@
-"""The engine under a stance: what battery, supply and clock change from one request to the next."""
+"""The engine under a power mode: what battery, supply and clock change from one request to the next."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def row_of(engine: Engine) -> str:
     return answer.report.row
 
 
-def test_the_next_request_after_an_under_voltage_takes_the_low_power_row() -> None:
-    """E6, A10: fast before, thrifty from the next request on, fast again once it is over; every one is answered."""
+def test_request_after_under_voltage_takes_the_low_power_row() -> None:
+    """E6, A10: the fast row before, the low-power row from the next request on, the fast row again afterwards; every
+    request is answered."""
     watch = PowerMonitor()
     with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
         assert row_of(engine) == "local"
@@ -60,8 +61,8 @@ def test_the_next_request_after_an_under_voltage_takes_the_low_power_row() -> No
         assert row_of(engine) == "local"
 
 
-def test_a_battery_that_runs_low_moves_the_choice() -> None:
-    """By itself under `auto`; a policy that is named is kept."""
+def test_low_battery_changes_the_row() -> None:
+    """Under `auto`; an explicit policy is kept."""
     for policy, row in (("auto", "remote"), ("performance", "local"), ("saver", "remote")):
         watch = PowerMonitor(PowerSettings(policy))  # type: ignore[arg-type]
         watch.on_readings(UNPLUGGED, 0.0)
@@ -69,16 +70,16 @@ def test_a_battery_that_runs_low_moves_the_choice() -> None:
             assert row_of(engine) == row
 
 
-def test_without_power_figures_every_policy_answers_fastest() -> None:
-    """Answering comes first."""
+def test_every_policy_takes_the_fastest_row_without_power_figures() -> None:
+    """Answering has priority."""
     with powered(PowerMonitor(PowerSettings("saver", 0.1)), QUICK_LOCAL, SLOW_REMOTE, power=None) as engine:
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
         assert (answer.report.row, answer.report.joules_basis) == ("local", "")
 
 
-def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
-    """An uncertain cloud is tried beside the device; whoever wins, the answer is whole, and the device's own win is
-    told as its own row's."""
+def test_race_beside_a_local_row_is_no_fallback() -> None:
+    """An uncertain cloud is tried beside the local row; whichever wins, the answer is correct, and the device's own win
+    is reported as the local row."""
     watch = PowerMonitor()
     with powered(watch, QUICK_LOCAL, REMOTE, emulated=True) as engine:
         meter = LinkEstimate(
@@ -88,7 +89,7 @@ def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
         while (
             engine.hedge_budget.counts["hedges"] == 0 and len(raced) < 200
         ):  # a busy machine's figures may not ask for a race
-            engine._own_target._estimate = meter
+            engine.own_target._estimate = meter
             raced.append(engine.infer("tiny", {"x": INPUT}, deadline_s=10))
         assert engine.hedge_budget.counts["hedges"] >= 1 and engine.breaker.state == "closed"
     for answer in raced:
@@ -106,8 +107,8 @@ class CappedMonitor(PowerMonitor):
         return self.cap
 
 
-def test_a_capped_clock_counts_with_the_next_request() -> None:
-    """Foreseen from the sensors: at a tenth of its clock the device is no longer the quicker way."""
+def test_capped_clock_counts_at_the_next_request() -> None:
+    """Predicted from the sensors: at a tenth of its clock the device is no longer the faster way."""
     watch = CappedMonitor()
     with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
         assert row_of(engine) == "local"
@@ -117,8 +118,8 @@ def test_a_capped_clock_counts_with_the_next_request() -> None:
         assert engine.conditions.device_slowdown > 100
 
 
-def test_each_answer_tells_its_joules_and_telemetry_their_mean() -> None:
-    """By the plan's figures and the times as they were, and marked as predicted."""
+def test_answers_report_joules_and_telemetry_their_mean() -> None:
+    """By the plan's figures and the measured times, and marked as predicted."""
     windows = TelemetryWindows()
     with powered(PowerMonitor(), QUICK_LOCAL, CUT) as engine:
         for _ in range(3):
@@ -130,8 +131,8 @@ def test_each_answer_tells_its_joules_and_telemetry_their_mean() -> None:
     assert told.joules_basis == "predicted" and told.joules > 0
 
 
-def test_what_holds_an_update() -> None:
-    """Under-voltage holds every update, a low battery those that nobody wants at once; the reason is told."""
+def test_reasons_that_defer_an_update() -> None:
+    """Under-voltage defers every update, a low battery those that are not urgent; the reason is reported."""
     watch = PowerMonitor()
     hours = DownloadWindow(hold=watch.update_hold)
     hours.check()
@@ -148,7 +149,7 @@ def test_what_holds_an_update() -> None:
     hours.check()
 
 
-def test_an_emulated_device_reads_no_sensors_of_its_host() -> None:
+def test_emulated_device_reads_no_host_sensors() -> None:
     """Nothing is known unless a folder is named."""
     watch = PowerMonitor(emulated=True)
     watch.start()

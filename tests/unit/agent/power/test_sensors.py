@@ -1,4 +1,4 @@
-"""Sensors under a root folder: what real boards show, and everything that a spoiled or hostile folder can."""
+"""Sensors below a root folder: what real boards show, and what a damaged or hostile folder may hold."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def under(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_board_whose_input_rail_is_measured(tmp_path: Path) -> None:
-    """The rail that feeds the others is the board's power, and they are not added to it; the hottest zone counts."""
+def test_input_rail_is_the_boards_power(tmp_path: Path) -> None:
+    """The other rails are fed by the input rail and are not added to it; the hottest zone counts."""
     got = read(under(tmp_path, ORIN))
     assert (got.watts, got.watts_source) == (pytest.approx(6.0), "rails")
     assert (got.celsius, got.hot) == (51.5, False)
     assert got.battery_percent is None and got.mains is None and got.under_voltage is None
 
 
-def test_rails_that_feed_parts_are_added(tmp_path: Path) -> None:
-    """Two ina219, one that tells microwatts itself."""
+def test_partial_rails_are_added(tmp_path: Path) -> None:
+    """Two ina219, one of which reports microwatts itself."""
     files = {
         "class/hwmon/hwmon0/name": "ina219",
         "class/hwmon/hwmon0/power1_input": "2500000",
@@ -80,22 +80,23 @@ def test_rails_that_feed_parts_are_added(tmp_path: Path) -> None:
     assert read(under(tmp_path, files)).watts == pytest.approx(4.0)
 
 
-def test_a_battery_that_is_emptied(tmp_path: Path) -> None:
-    """What leaves it is the device's power, whatever sign the driver gives; a mouse's battery is not the device's."""
+def test_discharging_battery_gives_the_devices_power(tmp_path: Path) -> None:
+    """Whatever sign the driver gives the discharge; a mouse's battery is not the device's."""
     got = read(under(tmp_path, BATTERY))
     assert (got.battery_percent, got.discharging, got.mains) == (42, True, False)
     assert (got.watts, got.watts_source) == (pytest.approx(5.7), "battery")
 
 
-def test_a_battery_on_mains_says_nothing_of_the_devices_power(tmp_path: Path) -> None:
+def test_charging_battery_gives_no_power(tmp_path: Path) -> None:
     """What flows into it is not what the device draws."""
     files = BATTERY | {"class/power_supply/BAT0/status": "Charging", "class/power_supply/AC/online": "1"}
     got = read(under(tmp_path, files))
     assert (got.discharging, got.mains, got.watts) == (False, True, None)
 
 
-def test_a_raspberry_pi_with_a_bad_supply(tmp_path: Path) -> None:
-    """Bits 0 and 2: under-voltage and throttled now; the clock as it is, for the firmware hides the cap."""
+def test_raspberry_pi_with_a_weak_supply(tmp_path: Path) -> None:
+    """Bits 0 and 2: under-voltage and throttled now; the clock is reported as it is, because the firmware hides the
+    cap."""
     got = read(under(tmp_path, PI))
     assert (got.under_voltage, got.under_voltage_since_boot, got.hot) == (True, True, True)
     assert got.clock_ratio == pytest.approx(1 / 3)
@@ -103,26 +104,26 @@ def test_a_raspberry_pi_with_a_bad_supply(tmp_path: Path) -> None:
     assert (later.under_voltage, later.under_voltage_since_boot, later.clock_ratio) == (False, True, 1.0)
 
 
-def test_a_low_clock_alone_is_no_throttling(tmp_path: Path) -> None:
+def test_low_clock_alone_is_no_throttling(tmp_path: Path) -> None:
     """A governor that lets an idle processor rest is no cap; a lowered ceiling is."""
     idle = PI | {"devices/platform/soc/soc:firmware/get_throttled": "0"}
     assert read(under(tmp_path, idle)).clock_ratio == 1.0
     assert read(under(tmp_path, {"devices/system/cpu/cpufreq/policy0/scaling_max_freq": "900000"})).clock_ratio == 0.5
 
 
-def test_the_voltage_monitors_alarm_counts_too(tmp_path: Path) -> None:
+def test_voltage_monitor_alarm_is_under_voltage(tmp_path: Path) -> None:
     """Where the firmware's bits are not shown."""
     files = {"class/hwmon/hwmon0/name": "rpi_volt", "class/hwmon/hwmon0/in0_lcrit_alarm": "1"}
     assert read(under(tmp_path, files)).under_voltage is True
 
 
-def test_a_machine_without_sensors(tmp_path: Path) -> None:
-    """Nothing is known, and nothing fails."""
+def test_no_sensors_give_unknown_readings(tmp_path: Path) -> None:
+    """And nothing fails."""
     assert read(tmp_path / "nowhere") == Readings()
 
 
-def test_what_is_no_plain_file_is_unknown(tmp_path: Path) -> None:
-    """A FIFO that nobody writes to does not hold the sampler up; a folder and a link to nothing are no numbers."""
+def test_irregular_sensor_files_are_unknown(tmp_path: Path) -> None:
+    """A FIFO without a writer does not block the sampler; a folder and a dangling link are no numbers."""
     root = under(tmp_path, BATTERY)
     capacity, status = root / "class/power_supply/BAT0/capacity", root / "class/power_supply/BAT0/status"
     capacity.unlink()
@@ -140,7 +141,7 @@ def test_what_is_no_plain_file_is_unknown(tmp_path: Path) -> None:
     some.dictionaries(some.sampled_from(sorted({**ORIN, **BATTERY, **PI})), some.binary(max_size=300), max_size=8),
 )
 def test_garbage_reads_as_unknown(tmp_path: Path, spoiled: dict[str, bytes]) -> None:
-    """Whatever the files hold, reading does not fail, and what it tells is within reason."""
+    """Whatever the files hold, reading does not fail, and every value is within plausible bounds."""
     root = under(tmp_path, {**ORIN, **BATTERY, **PI})
     for name, data in spoiled.items():
         (root / name).write_bytes(data)
@@ -151,8 +152,8 @@ def test_garbage_reads_as_unknown(tmp_path: Path, spoiled: dict[str, bytes]) -> 
     assert got.clock_ratio is None or 0 < got.clock_ratio <= 1
 
 
-def test_the_sampler_tells_what_it_reads_and_survives_its_listener(tmp_path: Path) -> None:
-    """A listener that raises is logged, and the readings stand."""
+def test_sampler_survives_a_listener_that_raises(tmp_path: Path) -> None:
+    """The error is logged, and the readings stand."""
     told: list[Readings] = []
 
     def listen(readings: Readings, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What is here of a release on its way: each chunk at its place, nothing believed unhashed, room found or refused."""
+"""Assembling a release from chunks: each chunk at its place, nothing trusted without its hash, room made or refused."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ def card(tmp_path: Path) -> Card:
     return Card(tmp_path)
 
 
-def test_chunks_in_any_order_make_the_release(card: Card) -> None:
-    """Each at its place; what is missing shrinks; once whole, one rename makes it a release that opens."""
+def test_chunks_in_any_order_complete_the_release(card: Card) -> None:
+    """Each is written at its place and the missing set shrinks; when complete, one rename makes it a release that
+    opens."""
     assembly, chunks = card.assembly(1)
     assert set(assembly.missing()) == set(chunks) and list(assembly.missing()) == list(assembly.layout.sizes)
     for sha256 in sorted(chunks, reverse=True):
@@ -92,7 +93,7 @@ def test_chunks_in_any_order_make_the_release(card: Card) -> None:
     assert not card.store.assembly_folder(made.digest).exists()
 
 
-def test_a_chunk_that_is_not_what_its_name_says_is_not_kept(card: Card) -> None:
+def test_chunk_with_a_wrong_digest_is_not_stored(card: Card) -> None:
     """Nor one of another release; the good ones that came with them are."""
     assembly, chunks = card.assembly(1)
     good, other = list(chunks)[:2]
@@ -101,8 +102,8 @@ def test_a_chunk_that_is_not_what_its_name_says_is_not_kept(card: Card) -> None:
     assert set(assembly.missing()) == set(chunks) - {good}
 
 
-def test_a_flipped_bit_on_disk_makes_a_chunk_missing(card: Card) -> None:
-    """A9: found out when it is looked at, and asked for again; the others are not."""
+def test_flipped_bit_on_disk_makes_its_chunk_missing(card: Card) -> None:
+    """A9: found when the chunk is verified, and requested again; the others are not."""
     assembly, chunks = card.assembly(1)
     assembly.put_all(list(chunks.items()))
     weights = assembly.folder / "slices" / "head" / "weights.bin"
@@ -115,8 +116,9 @@ def test_a_flipped_bit_on_disk_makes_a_chunk_missing(card: Card) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 1499])
-def test_a_file_that_a_power_cut_left_short_keeps_its_whole_chunks(card: Card, size: int) -> None:
-    """A1: the file may end anywhere, or have holes: what hashes right is here, the rest is missing."""
+def test_truncated_file_keeps_its_complete_chunks(card: Card, size: int) -> None:
+    """A1: after a power cut the file may end anywhere or have holes: what hashes right is present, the rest is
+    missing."""
     assembly, chunks = card.assembly(1)
     assembly.put_all(list(chunks.items()))
     os.truncate(assembly.folder / "slices" / "head" / "weights.bin", size)
@@ -124,8 +126,8 @@ def test_a_file_that_a_power_cut_left_short_keeps_its_whole_chunks(card: Card, s
     assert set(assembly.missing()) == expected
 
 
-def test_files_that_another_release_has_are_linked_and_take_no_room(card: Card) -> None:
-    """A new version that shares `head` with the one that runs asks for its tail only, and `head` is on disk once."""
+def test_files_shared_with_another_release_are_hard_linked(card: Card) -> None:
+    """A new version that shares `head` with the running one requests only its tail, and `head` is on disk once."""
     old = card.complete(1)
     before = bytes_on_disk([card.folder / "chunks", card.folder / "releases"])
     assembly, _ = card.assembly(2)
@@ -137,8 +139,8 @@ def test_files_that_another_release_has_are_linked_and_take_no_room(card: Card) 
     assert bytes_on_disk([card.folder / "chunks", card.folder / "releases"]) == before
 
 
-def test_a_linked_file_is_never_written_to(card: Card) -> None:
-    """The bit that flipped in the release that runs is repaired in the new one, and the old file stays as it was."""
+def test_hard_linked_file_is_never_written(card: Card) -> None:
+    """The bit that flipped in the running release is repaired in the new one, and the old file stays unchanged."""
     old = card.complete(1).slice_folder("head") / "weights.bin"
     assembly, chunks = card.assembly(2)
     taken_over(assembly)
@@ -151,8 +153,8 @@ def test_a_linked_file_is_never_written_to(card: Card) -> None:
     assert (card.adopt(2).slice_folder("head") / "weights.bin").read_bytes().startswith(b"ww")
 
 
-def test_without_links_chunks_are_copied_from_other_releases(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAT: nothing that is on disk is fetched, link or not; a spoilt source is not taken."""
+def test_chunks_are_copied_where_hard_links_fail(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On FAT: nothing that is on disk is fetched, link or not; a corrupt source is not copied."""
     old = card.complete(1).slice_folder("head") / "weights.bin"
 
     def refuse(source: Path, target: Path) -> None:
@@ -166,8 +168,8 @@ def test_without_links_chunks_are_copied_from_other_releases(card: Card, monkeyp
     assert not (card.adopt(2).slice_folder("head") / "weights.bin").samefile(old)
 
 
-def test_what_a_release_on_disk_lacks_is_added_to_it(card: Card) -> None:
-    """A spoilt slice of a release that is here is fetched and put in its place; the others stay where they are."""
+def test_missing_slices_are_added_to_a_stored_release(card: Card) -> None:
+    """A corrupt slice of a stored release is fetched and put in its place; the others stay where they are."""
     home = card.complete(1)
     tail = home.slice_folder("tail") / "graph.onnx"
     tail.write_bytes(b"spoilt")
@@ -178,8 +180,8 @@ def test_what_a_release_on_disk_lacks_is_added_to_it(card: Card) -> None:
 
 
 @pytest.mark.parametrize("failing", range(4))
-def test_a_disk_that_fills_up_keeps_what_was_written(card: Card, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    """A8: no space at any write is NoRoom, says so, and the fetch goes on from there once there is room."""
+def test_full_disk_keeps_written_chunks(card: Card, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """A8: ENOSPC at any write is NoRoom with its reason, and the fetch continues from there once there is room."""
     assembly, chunks = card.assembly(1)
     real, calls = chunks_module._write_into, [0]
 
@@ -202,10 +204,8 @@ def test_a_disk_that_fills_up_keeps_what_was_written(card: Card, monkeypatch: py
     assert card.adopt(1)
 
 
-def test_a_disk_that_is_full_when_the_release_is_made_loses_nothing(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A8 while staging: manifest and proof find no space: the error rises, no chunk is lost, the next try does it."""
+def test_full_disk_while_staging_loses_nothing(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A8: manifest and proof find no space: the error is raised, no chunk is lost, and the next attempt succeeds."""
     assembly, chunks = card.assembly(1)
     assembly.put_all(list(chunks.items()))
     card.sign(1)
@@ -221,8 +221,8 @@ def test_a_disk_that_is_full_when_the_release_is_made_loses_nothing(
     assert card.adopt(1).slice_folder("head")
 
 
-def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
-    """A8: over the quota it is refused with the numbers and what to do, and nothing was written."""
+def test_release_over_quota_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    """A8: refused with the numbers and what to do, and nothing was written."""
     card = Card(tmp_path, quota_bytes=5_000)
     assembly, _ = card.assembly(1)
     with pytest.raises(NoRoom, match="--store-quota"):
@@ -230,9 +230,9 @@ def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> Non
     assert bytes_on_disk([tmp_path / "chunks", tmp_path / "releases"]) == 0
 
 
-def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_path: Path) -> None:
-    """Zeros, say: one place was written when the power went, the other is a hole; it counts as missing, and a put
-    writes both. A release with such chunks took the one place for both and was refused for good."""
+def test_chunk_that_occurs_twice_is_present_only_at_both_places(tmp_path: Path) -> None:
+    """Zeros, for example: one place was written before a power cut, the other is a hole; the chunk counts as missing,
+    and a put writes both. Otherwise one place stood for both and the release was refused for good."""
     zeros, other = bytes(4096), b"x" * 100
     chunks = tuple(Chunk(digest(data), len(data)) for data in (zeros, other, zeros))
     file = SliceFile("weights.bin", 8292, digest(zeros + other + zeros), chunks)
@@ -247,8 +247,8 @@ def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_pa
     assert assembly.layout.bytes_of(assembly.missing()) == 8192
 
 
-def test_looking_writes_nothing(card: Card) -> None:
-    """What other releases have is taken only when it is asked for, after room was made for it."""
+def test_query_of_missing_chunks_writes_nothing(card: Card) -> None:
+    """Chunks of other releases are copied only on request, after room was made."""
     card.complete(1)
     held = bytes_on_disk([card.folder / "chunks", card.folder / "releases"])
     assembly, chunks = card.assembly(2)
@@ -256,8 +256,9 @@ def test_looking_writes_nothing(card: Card) -> None:
     assert bytes_on_disk([card.folder / "chunks", card.folder / "releases"]) == held
 
 
-def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
-    """Quota for a few: the oldest unprotected goes, what runs stays, and no more goes than has to."""
+def test_oldest_unprotected_release_is_evicted_first(tmp_path: Path) -> None:
+    """With a quota for a few: the oldest unprotected release is removed, running ones stay, and no more are removed
+    than necessary."""
     card = Card(tmp_path, quota_bytes=2**20 + 45_000)
     names = [card.complete(version).digest for version in (1, 2, 3)]
     for age, name in enumerate(names):
@@ -273,8 +274,8 @@ def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
     assert left == {names[0], names[2]}
 
 
-def test_forgetting_leaves_what_is_kept(card: Card) -> None:
-    """Releases and beginnings of them that nobody wants go; a kept one stays, whole."""
+def test_collecting_garbage_leaves_protected_releases(card: Card) -> None:
+    """Unwanted releases and partial downloads are removed; a protected one stays complete."""
     kept, dropped = card.complete(1), card.complete(2)
     beginning, chunks = card.assembly(3)
     beginning.put_all([(digest(b"tail graph 3"), chunks[digest(b"tail graph 3")])])
@@ -289,13 +290,13 @@ sizes = st.integers(0, 10**10)
 @given(
     need=sizes, free=sizes, held=sizes, quota=sizes, ages=st.lists(st.floats(0, 10), max_size=6), kept=st.integers(0, 6)
 )
-def test_nothing_protected_is_ever_dropped(
+def test_protected_release_is_never_evicted(
     need: int, free: int, held: int, quota: int, ages: list[float], kept: int
 ) -> None:
-    """Whatever the numbers: fits, or the oldest unprotected release is named, or NoRoom; never a protected one."""
+    """Whatever the sizes: it fits, or the oldest unprotected release is named, or NoRoom; never a protected one."""
     stored = [StoredReleaseAge(f"{number:064x}", age) for number, age in enumerate(ages)]
-    protected = {one.release for one in stored[:kept]}
-    spare = [one for one in stored if one.release not in protected]
+    protected = {release.release for release in stored[:kept]}
+    spare = [release for release in stored if release.release not in protected]
     fits = need + RESERVE_BYTES <= free and held + need <= quota
     try:
         drop = eviction_candidate("f" * 64, need, DiskUsage(free, held, quota), stored, protected)
@@ -304,16 +305,18 @@ def test_nothing_protected_is_ever_dropped(
     else:
         assert (drop is None) == fits
         if drop is not None:
-            assert drop in {one.release for one in spare if one.kept_since == min(s.kept_since for s in spare)}
+            assert drop in {
+                release.release for release in spare if release.kept_since == min(s.kept_since for s in spare)
+            }
 
 
 class PowerCut(BaseException):
     """Nothing runs after it, and nothing tidies up."""
 
 
-def test_a_crash_at_any_step_keeps_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A1: cut before each fsync, rename and link from the first chunk to the release: what was reported kept is here,
-    what is called a release opens, and the way goes on from there to the end."""
+def test_crash_at_any_step_keeps_acknowledged_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: with a crash before each fsync, rename and link from the first chunk to the release: what was reported as
+    stored is present, what is called a release opens, and the download resumes to the end."""
     steps = 0
     signed = Card(tmp_path)
     for version in (1, 2):

@@ -1,4 +1,4 @@
-"""A release without golden inputs is tuned by made-up ones, and compared with itself."""
+"""A release without golden inputs is tuned with synthetic ones, and compared with itself."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def of(*specs: TensorSpec) -> LoadedRelease:
     return replace(release, manifest=structs.replace(release.manifest, inputs=specs))
 
 
-def test_inputs_have_the_releases_shapes_and_are_the_same_each_time() -> None:
-    """Floats differ from each other, so that nothing is nought by chance; integers are indices that exist."""
+def test_synthetic_inputs_have_the_models_shapes_and_are_reproducible() -> None:
+    """Floats differ from each other, so that no product is zero by chance; integers are valid indices."""
     release = of(TensorSpec("x", "FP16", (2, 3)), TensorSpec("i", "INT64", (4,)), TensorSpec("s", "FP32", ()))
     first, again = make_synthetic_inputs(release), make_synthetic_inputs(release)
     assert first is not None and again is not None
@@ -35,13 +35,13 @@ def test_inputs_have_the_releases_shapes_and_are_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("spec", [TensorSpec("frame", "UINT8", (-1,)), TensorSpec("text", "BYTES", (1,))])
-def test_pictures_and_text_are_not_made_up(spec: TensorSpec) -> None:
+def test_no_synthetic_pictures_or_text(spec: TensorSpec) -> None:
     """Random bytes are neither."""
     assert make_synthetic_inputs(of(spec)) is None
 
 
-def test_a_setup_that_answers_otherwise_is_noticed() -> None:
-    """The same, nearly the same, and not the same."""
+def test_options_that_change_the_answer_are_detected() -> None:
+    """Equal, nearly equal, and different answers."""
     add = {"is": np.float32(1)}
     release = active(LOCAL, steps={"a": Step("x", "h", lambda x: x + add["is"]), "b": Step("h", "y", lambda h: 2 * h)})
     inputs = make_synthetic_inputs(release)
@@ -55,7 +55,7 @@ def test_a_setup_that_answers_otherwise_is_noticed() -> None:
         check()
 
 
-def test_a_device_that_cannot_answer_alone_compares_nothing() -> None:
-    """There is no whole answer of its own."""
+def test_no_comparison_without_a_local_row() -> None:
+    """The device has no whole answer of its own to compare with."""
     release = active(REMOTE)
     unchanged_answers_check(release, make_synthetic_inputs(release) or {})()

@@ -1,4 +1,5 @@
-"""How engines are set up: the decision over measured times, what is remembered, and slices merged into one session."""
+"""Tuning of engine options: the decision over measured times, the cache of results, and slices merged into one
+session."""
 
 from __future__ import annotations
 
@@ -67,13 +68,15 @@ def measured(times: Mapping[str, float | None], otherwise: float | None = 1.0) -
         ({"4 threads, spinning, exact": 0.8}, TuningLimits(4, alone=False), "4 threads, exact"),
     ],
 )
-def test_what_is_faster_by_a_margin_is_taken(times: dict[str, float | None], allowed: TuningLimits, best: str) -> None:
-    """Noise moves nothing, the operator's choices hold, spinning must gain more and be alone."""
+def test_options_faster_by_a_margin_are_selected(
+    times: dict[str, float | None], allowed: TuningLimits, best: str
+) -> None:
+    """Noise changes nothing, the operator's choices hold, and spinning must gain more and be the only release."""
     assert str(best_setup(FIRST, allowed, measured(times), never)[0]) == best
 
 
 def test_measuring_ends_with_its_budget() -> None:
-    """What was found until then is used."""
+    """The best options measured until then are used."""
     asked: list[EngineOptions] = []
 
     def measure(setup: EngineOptions) -> float:
@@ -84,12 +87,12 @@ def test_measuring_ends_with_its_budget() -> None:
     assert best == asked[1] and len(times) == 2
 
 
-def test_what_cannot_be_measured_stays_as_it_is() -> None:
-    """A first setup that fails is the release's trouble, not tuning's."""
+def test_options_stay_if_the_first_measurement_fails() -> None:
+    """Initial options that fail are an error of the release, not of the tuning."""
     assert best_setup(FIRST, TuningLimits(8), lambda setup: None, never) == (FIRST, {})
 
 
-def test_runs_are_few_and_the_first_does_not_count() -> None:
+def test_measurement_is_three_to_nine_runs_after_a_warm_up() -> None:
     """At least three, at most nine, and no more once they have taken long."""
     runs: list[int] = []
     clock = iter(range(10_000))
@@ -100,8 +103,8 @@ def test_runs_are_few_and_the_first_does_not_count() -> None:
     assert len(runs) == 1 + RUNS
 
 
-def test_what_was_found_is_remembered_for_this_machine_and_engine(tmp_path: Path) -> None:
-    """After a restart; not for another engine's version, nor against what the operator says now."""
+def test_tuned_options_are_cached_per_machine_and_engine(tmp_path: Path) -> None:
+    """After a restart too; not for another version of the engine, nor against what the operator has set now."""
     memory = TuningResults(tmp_path / "tuning.json", "here")
     best = EngineOptions(threads=2, optimise="fast", merge=True)
     memory.store("a" * 64, best, {"1 thread, exact": 0.2})
@@ -114,8 +117,8 @@ def test_what_was_found_is_remembered_for_this_machine_and_engine(tmp_path: Path
     assert "onnxruntime" in environment_key()
 
 
-def test_what_was_found_on_a_busy_machine_is_found_again_on_a_quiet_one(tmp_path: Path) -> None:
-    """Times taken beside others' work choose too few threads; while it is busy nothing is measured twice."""
+def test_options_tuned_under_load_are_tuned_again_when_idle(tmp_path: Path) -> None:
+    """Times measured beside other load select too few threads; while the machine is busy nothing is measured twice."""
     memory, allowed = TuningResults(tmp_path / "tuning.json"), TuningLimits(4)
     assert memory.is_due("release", allowed, 3.0)
     memory.store("release", EngineOptions(), {}, 3.0)
@@ -129,8 +132,8 @@ def test_what_was_found_on_a_busy_machine_is_found_again_on_a_quiet_one(tmp_path
 @pytest.mark.parametrize(
     "spoilt", [b"", b"{", b'{"a": {"where": "here", "setup": {"threads": 100000}, "seconds": {}}}']
 )
-def test_a_spoilt_memory_is_none(tmp_path: Path, spoilt: bytes) -> None:
-    """And is written anew; one that grows forgets its oldest."""
+def test_corrupt_tuning_cache_is_ignored(tmp_path: Path, spoilt: bytes) -> None:
+    """And is written anew; one that grows drops its oldest entries."""
     (tmp_path / "tuning.json").write_bytes(spoilt)
     memory = TuningResults(tmp_path / "tuning.json", "here")
     assert memory.setup_of("a", TuningLimits(4)) is None
@@ -153,29 +156,30 @@ def cut(name: str, folder: Path) -> tuple[Any, list[CutSlice], Manifest]:
 
 
 @pytest.mark.parametrize("name", ["chain", "captured", "quantised", "state"])
-def test_merged_slices_give_what_the_chain_gives(name: str, tmp_path: Path) -> None:
-    """All of a model's slices as one session, from the slices' own files: the whole's bits where nothing is fused."""
+def test_merged_slices_give_the_chains_answer(name: str, tmp_path: Path) -> None:
+    """All slices of a model as one session, from the slices' own files: bit-identical to the whole where nothing is
+    fused."""
     model, slices, manifest = cut(name, tmp_path)
     feeds = tiny.feeds_of(model)
     whole = tiny.run_whole(model.raw, feeds)
     outputs = [spec.name for spec in manifest.outputs]
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    parts = [(one.slice, tmp_path / one.slice.name) for one in slices]
+    parts = [(part.slice, tmp_path / part.slice.name) for part in slices]
     got = OnnxRuntime(optimise="exact").load_merged(parts, outputs).run(feeds)
     assert tiny.same_bits(got, whole)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_merged_slices_of_an_encrypted_release_lie_in_memory_only(tmp_path: Path) -> None:
-    """The same from memory files, without a folder."""
+def test_merged_encrypted_slices_stay_in_memory(tmp_path: Path) -> None:
+    """Merged from memory files, without a folder."""
     model, slices, manifest = cut("chain", tmp_path)
     feeds = tiny.feeds_of(model)
     parts: list[tuple[Slice, SliceInMemory]] = []
-    for one in slices:
-        memory = SliceInMemory(one.slice.name)
-        for file, data in one.files.items():
+    for part in slices:
+        memory = SliceInMemory(part.slice.name)
+        for file, data in part.files.items():
             memory.add(file, [bytes(data)])
-        parts.append((one.slice, memory))
+        parts.append((part.slice, memory))
     outputs = [spec.name for spec in manifest.outputs]
     got = OnnxRuntime(optimise="fast").load_merged(parts, outputs).run(feeds)
     assert all(is_close(got[name], value) for name, value in tiny.run_whole(model.raw, feeds).items())
@@ -184,15 +188,15 @@ def test_merged_slices_of_an_encrypted_release_lie_in_memory_only(tmp_path: Path
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"\x00", b"\xff" * 40])
-def test_what_is_no_slice_is_not_merged(spoilt: bytes) -> None:
-    """Whatever else may come of such bytes, one by one they meet the engine's own reader."""
+def test_malformed_slices_are_not_merged(spoilt: bytes) -> None:
+    """Such bytes are left to the engine's own reader, slice by slice."""
     good = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], []), ir_version=8).SerializeToString()
     with pytest.raises(CannotMerge):
         merge_graphs({"a": good, "b": spoilt}, [])
 
 
-def test_neighbours_are_the_longest_runs_of_two_or_more() -> None:
-    """What another engine runs parts them."""
+def test_merged_runs_are_the_longest_of_two_or_more_slices() -> None:
+    """A slice of another engine ends a run."""
     assert mergeable_runs("abXcdeYf", "abcdef") == [("a", "b"), ("c", "d", "e")]
     assert mergeable_runs("", "a") == [] and mergeable_runs("a", "a") == []
 
@@ -205,7 +209,7 @@ class Shelf:
     def __init__(self, folder: Path, name: str = "chain") -> None:
         self.folder = folder
         self.model, self.slices, made = cut(name, folder)
-        names = tuple(one.slice.name for one in self.slices)
+        names = tuple(part.slice.name for part in self.slices)
         half = len(names) // 2
         sends = tuple(spec.name for spec in made.slices[half].inputs)
         rows = (
@@ -219,18 +223,19 @@ class Shelf:
         return self.folder / name
 
 
-def test_each_row_has_its_neighbours_merged_and_bounded_by_memory(tmp_path: Path) -> None:
-    """All-local first; what leaves the device, and what the rest needs, comes out of the merged session too."""
+def test_each_rows_runs_are_merged_within_the_memory_bound(tmp_path: Path) -> None:
+    """The local row first; the merged session also outputs what leaves the device and what the remaining slices
+    need."""
     shelf = Shelf(tmp_path)
     found = merges_of(shelf.manifest, shelf.plan, 10**9)
-    assert [one.order for one in found] == [row.device for row in shelf.plan.rows]
+    assert [choice.order for choice in found] == [row.device for row in shelf.plan.rows]
     assert found[0].outputs == tuple(spec.name for spec in shelf.manifest.outputs)
     assert set(shelf.plan.rows[1].sends) <= set(found[1].outputs)
     assert merges_of(shelf.manifest, shelf.plan, 0) == ()
 
 
-def test_a_merged_release_answers_as_its_slices_do_and_tells_their_times(tmp_path: Path) -> None:
-    """In a worker: every row's tensors, each slice's share of the time, and a part of a row runs slice by slice."""
+def test_merged_release_gives_equal_answers_and_per_slice_times(tmp_path: Path) -> None:
+    """In a worker: every row's tensors, each slice's share of the time; a part of a row runs slice by slice."""
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
     programs = load_slices(shelf.manifest, shelf.slice_folder, OnnxRuntime())
@@ -248,8 +253,9 @@ def test_a_merged_release_answers_as_its_slices_do_and_tells_their_times(tmp_pat
     host.close()
 
 
-def test_a_release_is_tuned_once_and_runs_so_from_then_on(tmp_path: Path) -> None:
-    """By real measurements, whatever they say on this machine: the answers stay right, and the next start knows."""
+def test_release_is_tuned_once(tmp_path: Path) -> None:
+    """By real measurements, whatever they give on this machine: the answers stay right, and the next start reuses the
+    result."""
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
     whole = tiny.run_whole(shelf.model.raw, feeds)
@@ -275,8 +281,8 @@ def test_a_release_is_tuned_once_and_runs_so_from_then_on(tmp_path: Path) -> Non
     host.close()
 
 
-def test_what_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
-    """Every candidate fails its golden inputs: the first setup stays, and the release is served."""
+def test_options_that_fail_golden_inputs_are_not_selected(tmp_path: Path) -> None:
+    """Every candidate fails its golden inputs: the initial options stay, and the release is served."""
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
     host = SupervisedHost(shelf, shelf.plan, EngineOptions(), Bounds(2**29))
@@ -292,7 +298,7 @@ def test_what_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
     host.close()
 
 
-def test_spinning_ends_when_another_release_comes(tmp_path: Path) -> None:
+def test_spinning_ends_with_a_second_release(tmp_path: Path) -> None:
     """And a release that does not spin is left alone."""
     shelf: Any = Shelf(tmp_path)
     host = SupervisedHost(shelf, shelf.plan, EngineOptions(threads=2, spinning=True), Bounds(2**29))

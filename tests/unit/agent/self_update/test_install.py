@@ -1,4 +1,4 @@
-"""Wheels become a version that can start, or nothing at all."""
+"""Installing wheels: a version that can start, or nothing at all."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def install(shelf: VersionStore, content: bytes, *, version: str = "0.3.0", targ
     install_version(shelf, RELEASE, build, folder, ("--launcher", "1"))
 
 
-def test_wheels_become_an_environment_of_their_own(shelf: VersionStore) -> None:
-    """It imports what its wheels hold and nothing of ours; pip, which a kit has for itself, is left out; a second time
-    there is nothing to do."""
+def test_wheels_are_installed_into_their_own_environment(shelf: VersionStore) -> None:
+    """It imports what its wheels hold and nothing of the running agent's; pip is left out; a second installation does
+    nothing."""
     install(shelf, archive(small_agent("0.3.0"), MODULE, wheel("pip", "1.0", {"pip/__init__.py": ""})))
 
     asked = "import extra, importlib.util as u; print(extra.HERE, u.find_spec('pip'), u.find_spec('msgspec'))"
@@ -52,8 +52,8 @@ def test_wheels_become_an_environment_of_their_own(shelf: VersionStore) -> None:
     install_version(shelf, RELEASE, Build("0.3.0", this_machine(), Slice("x", "agent", (), (), ())), Path("/nowhere"))
 
 
-def test_starting_a_version_does_not_change_it(shelf: VersionStore) -> None:
-    """Started as the launcher does, it writes nothing that would look like damage, its children neither."""
+def test_starting_a_version_does_not_change_its_files(shelf: VersionStore) -> None:
+    """Started as by the launcher, neither it nor its children write anything that would look like damage."""
     install(shelf, archive(small_agent("0.3.0"), MODULE))
     release = Versions(installed="0.1.0", committed=RELEASE)
     command, environment = start_command(release, shelf, [], [], os.environ)
@@ -79,15 +79,15 @@ def test_starting_a_version_does_not_change_it(shelf: VersionStore) -> None:
         (archive(MODULE), "does not start here"),
     ],
 )
-def test_what_is_no_agent_is_never_put_in_place(shelf: VersionStore, content: bytes, why: str) -> None:
+def test_invalid_agent_release_is_not_installed(shelf: VersionStore, content: bytes, why: str) -> None:
     """Each is refused with its reason, and leaves no version behind."""
     with pytest.raises(ModelRefused, match=why):
         install(shelf, content)
     assert not shelf.version_folder(RELEASE).exists() and not (shelf.folder.parent / "way.py").exists()
 
 
-def test_a_version_that_is_spoilt_is_installed_anew(shelf: VersionStore) -> None:
-    """Also where what is there cannot be read at all."""
+def test_damaged_version_is_reinstalled(shelf: VersionStore) -> None:
+    """Also where the existing files cannot be read at all."""
     for name in ("installed.json", "pyvenv.cfg"):
         install(shelf, archive(small_agent("0.3.0")))
         (shelf.version_folder(RELEASE) / name).write_bytes(b"rot")
@@ -97,8 +97,8 @@ def test_a_version_that_is_spoilt_is_installed_anew(shelf: VersionStore) -> None
     assert not list(shelf.folder.iterdir())
 
 
-def test_a_full_disk_is_told_before_anything_is_unpacked(shelf: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said how much is missing, and nothing is left behind; with room it goes on."""
+def test_full_disk_is_reported_before_unpacking(shelf: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the missing amount, and nothing is left behind; with room it continues."""
     content = archive(small_agent("0.3.0"))
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
@@ -109,8 +109,8 @@ def test_a_full_disk_is_told_before_anything_is_unpacked(shelf: VersionStore, mo
     assert shelf.damage(RELEASE) == ""
 
 
-def test_an_installation_that_fails_leaves_nothing(shelf: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fills up in the middle is not made fuller by what was half unpacked."""
+def test_failed_installation_leaves_nothing(shelf: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up during the installation gets its space back."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""The agent changes its own version: the update loop, trust store and shelf of a device, each start a new process."""
+"""The agent updates itself: reconciler, trust store and version store of one device; each start is a new process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def on(harness: SelfUpdateHarness, version: AgentRelease) -> Machine:
     return machine
 
 
-def test_a_version_is_installed_tried_and_committed(harness: SelfUpdateHarness) -> None:
-    """Fetched and verified as a model is, started on trial, committed once it was connected for the health time; the
-    model is served throughout, and the wheel that both have travelled once."""
+def test_version_is_installed_tried_and_committed(harness: SelfUpdateHarness) -> None:
+    """Fetched and verified like a model, started on trial, committed after being connected for the health time; the
+    model is served throughout, and a wheel that both versions share was transferred once."""
     machine = on(harness, A)
 
     machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
@@ -53,8 +53,8 @@ def test_a_version_is_installed_tried_and_committed(harness: SelfUpdateHarness) 
     assert not trial.strangers()
 
 
-def test_a_version_that_does_not_reach_the_broker_goes_back(harness: SelfUpdateHarness) -> None:
-    """After its time it starts the one before, which says why; the same statement does not bring it again."""
+def test_version_without_broker_connection_is_rolled_back(harness: SelfUpdateHarness) -> None:
+    """After its time limit the previous version starts and reports why; the same statement does not bring it again."""
     machine = on(harness, A)
     harness.mutes.add(B.digest)
     machine.offer(harness.say(B))
@@ -66,8 +66,8 @@ def test_a_version_that_does_not_reach_the_broker_goes_back(harness: SelfUpdateH
     assert not any(isinstance(step, Activate) for step in back.steps)
 
 
-def test_a_version_that_loses_a_model_goes_back(harness: SelfUpdateHarness) -> None:
-    """It is connected, but what was served before is not: that is no better version."""
+def test_version_that_does_not_serve_a_model_is_rolled_back(harness: SelfUpdateHarness) -> None:
+    """It is connected, but a model that was served before is not."""
     machine = on(harness, A)
     harness.forgets.add(B.digest)
     machine.offer(harness.say(B))
@@ -78,9 +78,9 @@ def test_a_version_that_loses_a_model_goes_back(harness: SelfUpdateHarness) -> N
     assert told(back)[1:] == ("rolled back", "it does not serve tiny, which the version before it served")
 
 
-def test_a_version_that_ends_at_every_start_goes_back(harness: SelfUpdateHarness) -> None:
-    """The launcher alone sees it: three starts, then the one before. The models' own count of starts knows nothing of
-    it, and no safe mode follows."""
+def test_version_that_exits_at_every_start_is_rolled_back(harness: SelfUpdateHarness) -> None:
+    """Only the launcher sees it: three starts, then the previous version. The models' own start counter is not
+    affected, and no safe mode follows."""
     machine = on(harness, A)
     machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
@@ -96,8 +96,8 @@ def test_a_version_that_ends_at_every_start_goes_back(harness: SelfUpdateHarness
     assert not back.standing.safe_mode and not back.standing.starts
 
 
-def test_wheels_that_were_not_signed_are_never_installed(harness: SelfUpdateHarness) -> None:
-    """Bytes that a broker or a card has changed are refused on their way in, and again before they are unpacked."""
+def test_unsigned_wheels_are_never_installed(harness: SelfUpdateHarness) -> None:
+    """Bytes changed by a broker or on a card are refused on arrival, and again before they are unpacked."""
     machine = on(harness, A)
     wheel = next(iter(B.chunks))
     harness.source.chunks[wheel] = b"x" * len(B.chunks[wheel])
@@ -112,8 +112,8 @@ def test_wheels_that_were_not_signed_are_never_installed(harness: SelfUpdateHarn
     assert harness.runs(machine) == A.digest and not VersionStore(harness.data).version_folder(B.digest).exists()
 
 
-def test_a_newer_statement_tries_it_again(harness: SelfUpdateHarness) -> None:
-    """What failed because the broker was away is an operator's word from running."""
+def test_newer_statement_retries_a_failed_version(harness: SelfUpdateHarness) -> None:
+    """A version that failed because the broker was away runs again once the operator deploys it again."""
     machine = on(harness, A)
     harness.mutes.add(B.digest)
     back = harness.settle(machine.offer(harness.say(B)))
@@ -124,8 +124,8 @@ def test_a_newer_statement_tries_it_again(harness: SelfUpdateHarness) -> None:
     assert harness.runs(again) == B.digest and told(again)[1] == "running"
 
 
-def test_a_version_that_says_no_is_never_started(harness: SelfUpdateHarness) -> None:
-    """A version that cannot live with this launcher or folder is refused before anything is changed."""
+def test_version_that_fails_its_fitness_check_is_never_started(harness: SelfUpdateHarness) -> None:
+    """A version that does not support this launcher or folder is refused before anything is changed."""
     unfit = AgentRelease("0.5.0", unfit=True)
     harness.add(unfit)
     machine = on(harness, A)
@@ -141,8 +141,8 @@ def test_a_version_that_says_no_is_never_started(harness: SelfUpdateHarness) -> 
     assert harness.runs(harness.settle(again.offer(harness.say(unfit)))) == unfit.digest
 
 
-def test_nothing_else_is_changed_on_trial(harness: SelfUpdateHarness) -> None:
-    """While a version proves itself no model is fetched or activated: should it go back, the one before finds the
+def test_trial_version_changes_no_models(harness: SelfUpdateHarness) -> None:
+    """While a version is on trial, no model is fetched or activated: if it is rolled back, the previous one finds the
     folder as it left it."""
     machine = on(harness, A)
     machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
@@ -158,8 +158,8 @@ def test_nothing_else_is_changed_on_trial(harness: SelfUpdateHarness) -> None:
     assert trial.running == "", "the model is retired now"
 
 
-def test_a_version_that_a_bundle_brought_needs_no_broker(harness: SelfUpdateHarness, tmp_path: Path) -> None:
-    """Where the version before reached none either, it is enough that it serves what was served."""
+def test_version_from_a_bundle_needs_no_broker(harness: SelfUpdateHarness, tmp_path: Path) -> None:
+    """Where the previous version had no broker connection either, serving the same models is enough."""
     machine = on(harness, A)
     machine.disconnect_broker()
     harness.say(B)
@@ -173,8 +173,8 @@ def test_a_version_that_a_bundle_brought_needs_no_broker(harness: SelfUpdateHarn
     assert harness.runs(trial) == B.digest and VersionStore(harness.data).read().committed == B.digest
 
 
-def test_an_interrupted_trial_is_still_one(harness: SelfUpdateHarness) -> None:
-    """Restarted by its operator before it was found healthy, five times: no reason to go back."""
+def test_restarts_by_the_operator_do_not_end_a_trial(harness: SelfUpdateHarness) -> None:
+    """Restarted five times before it was found healthy: no reason to roll back."""
     machine = on(harness, A)
     machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
@@ -183,8 +183,8 @@ def test_an_interrupted_trial_is_still_one(harness: SelfUpdateHarness) -> None:
     assert harness.runs(harness.settle(harness.start())) == B.digest
 
 
-def test_a_link_that_comes_and_goes_proves_nothing_yet(harness: SelfUpdateHarness) -> None:
-    """The health time counts from the last connection on."""
+def test_health_time_restarts_at_each_connection(harness: SelfUpdateHarness) -> None:
+    """On an unsteady link the health time counts from the last connection on."""
     machine = on(harness, A)
     machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
@@ -201,16 +201,16 @@ def test_a_link_that_comes_and_goes_proves_nothing_yet(harness: SelfUpdateHarnes
     assert VersionStore(harness.data).read().committed == B.digest
 
 
-def test_a_version_that_nobody_wants_any_more_stays(harness: SelfUpdateHarness) -> None:
-    """A statement without an agent is no word against the one that runs: some version must run."""
+def test_version_absent_from_the_statement_keeps_running(harness: SelfUpdateHarness) -> None:
+    """A statement without an agent release does not remove the running one: some version must run."""
     machine = on(harness, A)
     machine = harness.settle(machine.offer(harness.say(None)))
-    assert harness.runs(machine) == A.digest and all(one.model != AGENT_MODEL for one in machine.reports[-1][1])
+    assert harness.runs(machine) == A.digest and all(state.model != AGENT_MODEL for state in machine.reports[-1][1])
     assert VersionStore(harness.data).damage(A.digest) == ""
 
 
-def test_without_a_launcher_a_version_is_refused_in_words(harness: SelfUpdateHarness) -> None:
-    """An agent that was started by hand says what would help; its models are not held up."""
+def test_agent_update_without_launcher_is_refused_with_advice(harness: SelfUpdateHarness) -> None:
+    """An agent that was started by hand says what would help; its models are still updated."""
     harness.launcher = False
     harness.say(A)
     machine = harness.settle(harness.start())
@@ -219,8 +219,8 @@ def test_without_a_launcher_a_version_is_refused_in_words(harness: SelfUpdateHar
     assert machine.running == harness.model.digest
 
 
-def test_a_model_is_no_agent_and_an_agent_no_model(harness: SelfUpdateHarness) -> None:
-    """A statement that mixes them up starts nothing: each is what its own manifest says."""
+def test_model_and_agent_releases_are_not_interchangeable(harness: SelfUpdateHarness) -> None:
+    """A statement that mixes them up starts nothing: the release's own manifest decides."""
     machine = on(harness, A)
     harness.source.counter += 1
     mixed = (DesiredRelease(AGENT_MODEL, harness.model.digest), DesiredRelease("tiny", B.digest))
@@ -234,11 +234,11 @@ def test_a_model_is_no_agent_and_an_agent_no_model(harness: SelfUpdateHarness) -
     machine = harness.settle(machine.offer(raw))
 
     assert harness.runs(machine) == A.digest and machine.running == harness.model.digest
-    assert {one.state for one in machine.reports[-1][1]} == {"failed"}
+    assert {state.state for state in machine.reports[-1][1]} == {"failed"}
 
 
-def test_the_planner_cannot_sign_an_agent(harness: SelfUpdateHarness) -> None:
-    """Another cut of an agent release is none, for the controller and for every device: it has no plan."""
+def test_planner_cannot_sign_an_agent_release(harness: SelfUpdateHarness) -> None:
+    """Another cut of an agent release is refused by the controller and by every device: it has no plan."""
     recut = AgentRelease("0.4.0", recut_of=A.digest)
     with pytest.raises(TrustError, match="without a plan"):
         harness.source.repository.add_recut(recut.raw)
@@ -246,8 +246,8 @@ def test_the_planner_cannot_sign_an_agent(harness: SelfUpdateHarness) -> None:
         check_recut(decode_manifest(recut.raw), decode_manifest(A.raw), None)
 
 
-def test_a_lost_version_is_installed_again_from_what_is_here(harness: SelfUpdateHarness) -> None:
-    """Files that rot on the card: the installed version starts, and puts the other together from the signed wheels."""
+def test_lost_version_is_reinstalled_from_stored_wheels(harness: SelfUpdateHarness) -> None:
+    """After file loss on the card the installed version starts, and reinstalls the other from the signed wheels."""
     on(harness, A).off()
     (VersionStore(harness.data).version_folder(A.digest) / "bin" / "python").write_bytes(b"rot")
 
@@ -261,9 +261,9 @@ def test_a_lost_version_is_installed_again_from_what_is_here(harness: SelfUpdate
     assert not first.sent and not healed.sent
 
 
-def test_old_versions_are_dropped(harness: SelfUpdateHarness) -> None:
-    """Room is for what may have to start again: the one before goes once the next is committed."""
+def test_old_versions_are_removed(harness: SelfUpdateHarness) -> None:
+    """The previous version is removed once the next one is committed."""
     machine = on(harness, A)
     harness.settle(machine.offer(harness.say(B)))
     shelf = VersionStore(harness.data)
-    assert [one.name for one in shelf.folder.iterdir()] == [B.digest]
+    assert [entry.name for entry in shelf.folder.iterdir()] == [B.digest]

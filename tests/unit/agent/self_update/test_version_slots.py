@@ -51,13 +51,13 @@ def started(versions: Versions, times: int = 1) -> Versions:
     return versions
 
 
-def test_the_installed_version_runs_where_nothing_is_known() -> None:
-    """A device that was never told otherwise starts what was installed, and keeps no account of it."""
+def test_installed_version_runs_without_a_versions_file() -> None:
+    """A device without a recorded version starts the installed one, and writes no record of it."""
     assert started(Versions(), 9) == Versions()
 
 
-def test_three_unhealthy_starts_of_a_trial_bring_back_the_version_before() -> None:
-    """Two starts that ended badly are not enough; after the third the committed version runs, and why is known."""
+def test_third_unhealthy_start_of_a_trial_rolls_back() -> None:
+    """Two unhealthy starts are not enough; after the third the committed version runs, and the reason is recorded."""
     assert started(TRYING, UNHEALTHY_STARTS).running == NEW
 
     back = started(TRYING, UNHEALTHY_STARTS + 1)
@@ -66,35 +66,35 @@ def test_three_unhealthy_starts_of_a_trial_bring_back_the_version_before() -> No
     assert back.rejected == {NEW: "3 starts in a row were not found healthy"}
 
 
-def test_three_unhealthy_starts_of_a_committed_version_leave_the_installed_one() -> None:
-    """A version that was healthy once and is no more gives way to the one that nothing here can change."""
+def test_third_unhealthy_start_of_a_committed_version_falls_back_to_installed() -> None:
+    """A committed version that became unhealthy gives way to the installed one, which no update can change."""
     back = started(ON_OLD, UNHEALTHY_STARTS + 1)
     assert back.running == INSTALLED and OLD in back.rejected and not back.unhealthy_starts
 
 
-def test_a_first_update_goes_back_to_the_installed_version() -> None:
-    """Where no release ran before, the installed version is what is gone back to."""
+def test_first_update_rolls_back_to_the_installed_version() -> None:
+    """Where no release ran before, a roll-back starts the installed version."""
     trying = version_slots.with_activated(Versions(), NEW, (), 7, "0.1.0")
     assert trying.installed == "0.1.0"
     assert version_slots.with_rollback(trying, "it is silent").running == INSTALLED
 
 
-def test_a_start_that_was_asked_to_end_says_nothing() -> None:
-    """Restarted by its operator again and again, a version on trial is still on trial."""
+def test_requested_stop_does_not_count_as_unhealthy() -> None:
+    """Restarted by its operator again and again, a version on trial stays on trial."""
     versions = TRYING
     for _ in range(9):
         versions = version_slots.with_start_uncounted(started(versions), NEW)
     assert versions == TRYING
 
 
-def test_a_version_that_was_found_healthy_is_committed_and_counts_anew() -> None:
-    """A commit ends the trial and the count."""
+def test_commit_ends_the_trial_and_resets_the_count() -> None:
+    """A version that was found healthy is committed; its unhealthy starts count from zero again."""
     done = version_slots.with_trial_committed(started(TRYING, 2))
     assert done == replace(ON_OLD, committed=NEW, counter=7)
 
 
-def test_what_is_spoilt_on_disk_is_made_again_once() -> None:
-    """A committed version that was damaged is not called bad; one on trial is: it was written a moment ago."""
+def test_damaged_version_is_reinstalled_once() -> None:
+    """A committed version that was damaged is not marked bad; one on trial is, because it was written a moment ago."""
     assert version_slots.with_damage(ON_OLD, "torn") == replace(ON_OLD, committed=INSTALLED)
     assert (
         version_slots.with_damage(TRYING, "torn").rejected == {NEW: "torn"}
@@ -102,13 +102,13 @@ def test_what_is_spoilt_on_disk_is_made_again_once() -> None:
     )
 
 
-def test_an_installation_from_outside_wins() -> None:
-    """Who installs another version by hand gets that one, whatever came as a release before."""
+def test_newly_installed_version_takes_precedence() -> None:
+    """An operator who installs another version by hand gets that one, whatever release was committed before."""
     assert version_slots.with_start_counted(TRYING, "0.2.0") == Versions(installed="0.2.0")
 
 
-def test_only_a_newer_statement_forgives() -> None:
-    """The statement under which a version failed does not bring it back; the next one may."""
+def test_only_a_newer_statement_retries_a_failed_version() -> None:
+    """The statement under which a version failed does not start it again; the next one may."""
     bad = version_slots.with_rollback(TRYING, "it is silent")
     assert version_slots.with_statement(bad, 7) == bad
     assert version_slots.with_statement(bad, 8).rejected == {}
@@ -126,39 +126,39 @@ def test_only_a_newer_statement_forgives() -> None:
         (20.0, {"other"}, 300.0, "unhealthy"),
     ],
 )
-def test_a_version_proves_itself_by_broker_and_models(
+def test_trial_needs_broker_connection_and_models(
     online_since: float | None, serving: set[str], now: float, verdict: str
 ) -> None:
-    """It must stay connected for the health time, with what was served before; and it has five minutes for that."""
+    """The version must stay connected for the health time and serve the same models; it has five minutes for that."""
     trial = VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), online_since)
     assert trial.verdict(serving, now, 10.0) == verdict
     assert all(trial.verdict(serving, moment, 10.0) for moment in trial.verdict_times(10.0))
 
 
-def test_the_reason_says_what_was_missing() -> None:
-    """People read whether it was the link or a model."""
+def test_rollback_reason_names_what_was_missing() -> None:
+    """Whether it was the link or a model."""
     trial = VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}))
     assert trial.unhealthy_reason(set()) == "it did not reach the broker within 300 s"
     assert "does not serve digits" in VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), 5.0).unhealthy_reason(set())
 
 
-def test_a_version_judges_launcher_and_folder() -> None:
-    """What a version needs it knows itself: a launcher too old, a folder too new or too old is refused by name."""
+def test_version_checks_launcher_and_folder_format() -> None:
+    """A version knows what it needs: a launcher too old, a folder too new or too old is refused by name."""
     assert incompatibility(NEEDS_LAUNCHER, 1) == ""
     assert "newer installed version" in incompatibility(NEEDS_LAUNCHER - 1, 1)
     assert "format 9" in incompatibility(NEEDS_LAUNCHER, 9)
 
 
-def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
-    """A version never works on what it cannot read, and says which one could."""
+def test_folder_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """A version never works on a format it cannot read, and says which one could."""
     (tmp_path / "format.json").write_text('{"format": 2}')
     with pytest.raises(UsageError, match="newer edgesplit-agent"):
         DataFolder(tmp_path).acquire()
     DataFolder(tmp_path).lock()  # nobody holds it
 
 
-def test_a_version_raises_the_format_once_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then the marker stays, so that the version before still reads all there is."""
+def test_folder_format_is_raised_at_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the marker stays, so that the previous version can still read everything."""
     from edgesplit_agent.self_update.manager import VersionManager
     from edgesplit_agent.state import data_folder as module
 
@@ -175,7 +175,7 @@ def test_a_version_raises_the_format_once_it_is_committed(tmp_path: Path, monkey
 
 
 def test_builds_are_named_by_version_python_and_machine() -> None:
-    """The name in the signed manifest says what a build is; nothing else is taken for one."""
+    """The name in the signed manifest identifies a build; no other name is accepted as one."""
     assert build_name("0.3.0rc1", Target("3.10", "aarch64")) == "0.3.0rc1-cp310-aarch64"
     for version, target in (("0.3.0+x", Target("3.11", "aarch64")), ("1", Target("3", "aarch64"))):
         with pytest.raises(UsageError):
@@ -184,24 +184,24 @@ def test_builds_are_named_by_version_python_and_machine() -> None:
         build_name("1.0", Target("3.11", "armv7l"))
 
 
-def test_a_device_takes_the_build_that_fits_and_no_other() -> None:
-    """One that fits nothing says for what there are builds."""
+def test_device_selects_the_matching_build() -> None:
+    """If none matches, the error lists the targets that have builds."""
     manifest = decode_manifest(AgentRelease("0.3.0", name="0.3.0-cp311-aarch64").raw)
     assert build_for(manifest, Target("3.11", "aarch64")).version == "0.3.0"
     with pytest.raises(UsageError, match=r"only for Python 3\.11 on aarch64"):
         build_for(manifest, Target("3.10", "aarch64"))
 
 
-def test_the_planner_signs_no_agent() -> None:
-    """An agent release that calls itself another cut is not believed, and a model's slices are no build."""
+def test_agent_release_by_the_planner_is_refused() -> None:
+    """An agent release that claims to be another cut is refused, and a model's slices are no build."""
     with pytest.raises(TrustError, match="only the release key"):
         agent_builds(decode_manifest(AgentRelease("0.3.0", recut_of="c" * 64).raw))
     with pytest.raises(MalformedMessage, match="no build"):
         agent_builds(decode_manifest(AgentRelease("0.3.0", name="conv1").raw))
 
 
-def test_the_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -> None:
-    """Everything of the command line reaches the agent, and it learns how to come back."""
+def test_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -> None:
+    """The whole command line reaches the agent, and the way to restart itself."""
     command, environment = start_command(
         Versions(), VersionStore(tmp_path), ["--port", "0"], ["launcher", "--port", "0"], {"A": "1"}
     )
@@ -212,15 +212,15 @@ def test_the_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -
     )
 
 
-def test_a_release_starts_isolated(tmp_path: Path) -> None:
-    """A version that came as a release sees neither the user's modules nor a folder that happens to be current."""
+def test_release_starts_isolated(tmp_path: Path) -> None:
+    """A version from a release sees neither the user's modules nor the current folder."""
     command, environment = start_command(TRYING, VersionStore(tmp_path), [], ["launcher"], {"PYTHONPATH": "/elsewhere"})
     assert command[:3] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I", "-B"]
     assert "PYTHONPATH" not in environment
     assert LaunchContext.from_environment(environment) == LaunchContext(NEW, True, ("launcher",), launcher.CONTRACT)
 
 
-def test_an_agent_that_no_launcher_started_knows_it() -> None:
+def test_agent_without_launcher_is_recognised() -> None:
     """And garbage in the environment is no launcher."""
     assert LaunchContext.from_environment({}) is None
     assert LaunchContext.from_environment({launcher.LAUNCHER: "[1", launcher.LAUNCHER_CONTRACT: "1"}) is None
@@ -230,8 +230,8 @@ def test_an_agent_that_no_launcher_started_knows_it() -> None:
     )
 
 
-def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
-    """Files lost, a byte changed, a file or a link too many: the version before starts, and the reason is kept."""
+def test_damaged_version_does_not_start(tmp_path: Path) -> None:
+    """Files lost, a byte changed, a file or a link too many: the previous version starts, and the reason is kept."""
     shelf = VersionStore(tmp_path)
 
     def put(release: str) -> None:
@@ -260,16 +260,16 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
     assert spoilt and prepare_start(shelf, "0.1.0").running == INSTALLED
 
 
-def test_a_spoilt_versions_file_starts_the_installed_version(tmp_path: Path) -> None:
-    """Whatever lies in `versions.json`, something starts."""
+def test_corrupt_versions_file_starts_the_installed_version(tmp_path: Path) -> None:
+    """Whatever `versions.json` holds, an agent starts."""
     shelf = VersionStore(tmp_path)
     for raw in (b"", b"{", b'{"committed": 7}', b"\xff\xfe", b"[" * 5_000):
         (tmp_path / "versions.json").write_bytes(raw)
         assert prepare_start(shelf, "0.1.0").running == INSTALLED
 
 
-def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second agent on the same folder is refused as ever, and costs the first one nothing."""
+def test_locked_folder_counts_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second agent on the same folder is refused, and the first one's start counter is unaffected."""
     monkeypatch.setattr("signal.alarm", lambda seconds: None)
     monkeypatch.setattr("os.execve", _become)
     shelf, holder = VersionStore(tmp_path), DataFolder(tmp_path)
@@ -281,8 +281,8 @@ def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path, monkeypatc
     assert shelf.read() == ON_OLD
 
 
-def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher sets an alarm that outlives it for a version on trial, and for no other."""
+def test_hanging_trial_is_ended_by_an_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher sets an alarm that survives exec for a version on trial, and for no other."""
     alarms: list[int] = []
     monkeypatch.setattr("signal.alarm", alarms.append)
     monkeypatch.setattr("os.execve", _become)
@@ -299,8 +299,10 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     assert alarms == [20 + launcher.STARTING_S, 0]
 
 
-def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that nothing may be started from: the version before starts in the same breath."""
+def test_version_that_cannot_be_executed_is_rolled_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example on a noexec file system: the previous version starts in the same launch."""
     asked: list[str] = []
 
     def become(path: str, *_: object) -> None:
@@ -322,10 +324,10 @@ def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monk
     assert shelf.read().rejected == {NEW: "it cannot be started: Permission denied"}
 
 
-def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
-    """Which version the next start takes, whether it is whole, and why another does not run."""
+def test_doctor_reports_versions_and_failures(tmp_path: Path) -> None:
+    """Which version the next start takes, whether it is complete, and why another does not run."""
     shelf, folder = VersionStore(tmp_path), DataFolder(tmp_path)
-    assert [one.level for one in check_versions(folder)] == ["good"]
+    assert [finding.level for finding in check_versions(folder)] == ["good"]
 
     part = fresh(shelf, OLD)
     (part / "module.py").write_text("x = 1")

@@ -1,4 +1,4 @@
-"""`edgesplit-agent doctor`: each thing that can ail a device is found, named, and comes with what to do."""
+"""`edgesplit-agent doctor`: each fault of a device is found, named, and comes with what to do."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 def of(found: list[Finding], name: str) -> Finding:
     """The finding of that name."""
-    return next(one for one in found if one.name == name)
+    return next(finding for finding in found if finding.name == name)
 
 
-def test_a_device_that_is_well_is_found_well(device: Device) -> None:
-    """Nothing is bad; and what is good is said with its figures."""
+def test_healthy_device_has_no_findings(device: Device) -> None:
+    """No finding is bad, and good ones give their figures."""
     found = device.found()
     assert exit_code(found) == 0, format_findings(found, as_json=False)
     for name in ("folder", "identity", "trust", "controller", "clock", "broker", "offload", "disk", "runtimes"):
@@ -112,19 +112,19 @@ def test_a_device_that_is_well_is_found_well(device: Device) -> None:
     assert DEVICE in of(found, "identity").said
 
 
-def test_whatever_is_not_good_comes_with_what_to_do(device: Device) -> None:
-    """For people on a line of its own, for programs in JSON; what others said cannot move a terminal's cursor."""
+def test_each_bad_finding_has_advice(device: Device) -> None:
+    """On its own line as text, and in JSON; text from others cannot send terminal control codes."""
     device.servers["broker"].stop()
     found = device.found()
-    assert all(one.todo for one in found if one.level != "good")
+    assert all(finding.todo for finding in found if finding.level != "good")
     told = json.loads(format_findings(found, as_json=True))
     assert told["healthy"] is False and exit_code(found) == 1
     assert "-> is it running" in format_findings(found, as_json=False)
     assert "\x1b" not in format_findings([Finding("a", "bad", "\x1b[2J", "\x1b")], as_json=False)
 
 
-def test_a_server_that_is_not_there_is_told_from_a_name_that_is_not_known(device: Device) -> None:
-    """Each step of the way by itself."""
+def test_unreachable_server_and_unknown_name_are_told_apart(device: Device) -> None:
+    """Each step of the connection is reported by itself."""
     device.servers["offload"].stop()
     assert "no connection to 127.0.0.1" in of(device.found(), "offload").said
     known = device.folder.read_identity()
@@ -134,8 +134,8 @@ def test_a_server_that_is_not_there_is_told_from_a_name_that_is_not_known(device
     assert "the name no.invalid cannot be resolved" in of(device.found(), "broker").said
 
 
-def test_a_server_of_another_authority_is_not_believed(device: Device, tmp_path: Path) -> None:
-    """Nor does the device show it that it is content."""
+def test_server_of_another_authority_is_reported(device: Device, tmp_path: Path) -> None:
+    """The device does not accept it either."""
     stranger = Authority(tmp_path / "strangers").issue_server("server", ["127.0.0.1"])
     device.servers["controller"].stop()
     device.servers["controller"] = Server(stranger.server_context(client_required=False))
@@ -143,15 +143,15 @@ def test_a_server_of_another_authority_is_not_believed(device: Device, tmp_path:
     assert "is not trusted" in of(device.found(), "controller").said
 
 
-def test_a_device_that_is_not_let_in_is_told_so(device: Device, tmp_path: Path) -> None:
-    """A broker refuses a certificate after the handshake; the doctor listens for that."""
+def test_refused_device_certificate_is_reported(device: Device, tmp_path: Path) -> None:
+    """A broker refuses a certificate after the handshake; the doctor reads on for that."""
     device.enrol(Authority(tmp_path / "former"))
     found = of(device.found(), "broker")
     assert found.level == "bad" and "revoked" in found.todo
 
 
-def test_a_clock_that_is_wrong_is_seen_by_the_controllers_and_by_our_certificate(device: Device) -> None:
-    """Ahead, behind, and before the certificate was made."""
+def test_wrong_clock_is_detected(device: Device) -> None:
+    """By the controller's time and by the device certificate: ahead, behind, and before the certificate was made."""
     device.servers["controller"].stop()
     device.servers["controller"] = Server(device.tls.server_context(client_required=False), date=NOW)
     device.enrol()
@@ -159,8 +159,9 @@ def test_a_clock_that_is_wrong_is_seen_by_the_controllers_and_by_our_certificate
     assert "before the certificate was issued" in of(device.found(online=False, now=1e9), "clock").said
 
 
-def test_certificates_that_end_are_seen_before_and_after(device: Device) -> None:
-    """Renewal is the agent's; that it is overdue is what people must know. Of the authority in good time."""
+def test_expiring_and_expired_certificates_are_reported(device: Device) -> None:
+    """The agent renews its certificate itself, so an overdue renewal is reported; the authority's end is reported in
+    good time."""
     used = device.found(online=False)
     assert of(used, "identity").level == "good"
     year = 365 * 86_400.0
@@ -170,8 +171,8 @@ def test_certificates_that_end_are_seen_before_and_after(device: Device) -> None
     assert of(device.found(online=False, now=start + 40 * year), "authority").level == "bad"
 
 
-def test_a_key_that_others_may_read_and_a_strangers_file_are_found(device: Device) -> None:
-    """With the command that puts it right."""
+def test_loose_file_permissions_and_foreign_owner_are_reported(device: Device) -> None:
+    """With the command that repairs it."""
     device.folder.key_file.chmod(0o644)
     assert of(device.found(online=False), "folder").todo == f"chmod 600 {device.folder.key_file}"
     device.folder.key_file.chmod(0o600)
@@ -183,8 +184,8 @@ def test_a_key_that_others_may_read_and_a_strangers_file_are_found(device: Devic
         assert "is not root's" in of(device.found(online=False), "owner").said
 
 
-def test_a_device_without_identity_is_told_what_its_claim_lacks(tmp_path: Path) -> None:
-    """None, spoilt, ended, or good and waiting for a network."""
+def test_claim_of_an_unenrolled_device_is_judged(tmp_path: Path) -> None:
+    """Missing, corrupt, expired, or valid and waiting for a network."""
     data = tmp_path / "data"
     assert "there is no" in of(examine(data, online=False), "folder").said
     data.mkdir(mode=0o700)
@@ -201,8 +202,8 @@ def test_a_device_without_identity_is_told_what_its_claim_lacks(tmp_path: Path) 
     assert of(waiting, "identity").level == "warning" and "cannot be resolved" in of(waiting, "controller").said
 
 
-def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Path) -> None:
-    """By verifying it as the agent does; one that holds is good until its first end."""
+def test_broken_trust_metadata_is_reported(device: Device, tmp_path: Path) -> None:
+    """Verified as the agent does; valid metadata is good until its first expiry."""
     world = TrustHarness(tmp_path / "world")
     world.add()
     root = world.bootstrap.decode()
@@ -224,7 +225,7 @@ def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Pat
 @pytest.mark.parametrize(
     ("bits", "level"), [("0", "good"), ("50000", "warning"), ("50005", "bad")], ids=["never", "once", "now"]
 )
-def test_under_voltage_is_told_from_the_firmwares_bits(device: Device, tmp_path: Path, bits: str, level: str) -> None:
+def test_under_voltage_is_read_from_the_firmware(device: Device, tmp_path: Path, bits: str, level: str) -> None:
     """A weak supply is the commonest fault of a Raspberry Pi."""
     file = tmp_path / "sys" / "devices/platform/soc/soc:firmware/get_throttled"
     file.parent.mkdir(parents=True)
@@ -232,8 +233,8 @@ def test_under_voltage_is_told_from_the_firmwares_bits(device: Device, tmp_path:
     assert of(device.found(online=False, sysfs=tmp_path / "sys"), "power").level == level
 
 
-def test_an_agent_that_holds_the_folder_and_does_not_answer_is_found(device: Device) -> None:
-    """Nobody, one that starts, one that answers, one that does not."""
+def test_hanging_agent_is_reported(device: Device) -> None:
+    """No agent, one that starts, one that answers, one that does not."""
     assert "no agent runs" in of(device.found(online=False), "agent").said
     with (device.folder.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -260,8 +261,8 @@ def test_an_agent_that_holds_the_folder_and_does_not_answer_is_found(device: Dev
         assert of(device.found(online=False), "agent").level == "bad"
 
 
-def test_looking_changes_nothing(device: Device, tmp_path: Path) -> None:
-    """Not even what is spoilt: the agent puts that aside, or people look at it."""
+def test_doctor_changes_nothing(device: Device, tmp_path: Path) -> None:
+    """Not even a corrupt file: the agent moves it aside, or an operator looks at it."""
     for name in ("identity/enrolled.json", "agent.json", "current.json", "trust/proof.json", "trust/counters.json"):
         (device.folder.path / name).parent.mkdir(exist_ok=True)
         (device.folder.path / name).write_text("{spoilt")
@@ -274,8 +275,8 @@ def test_looking_changes_nothing(device: Device, tmp_path: Path) -> None:
     assert exit_code(device.found(online=False)) == 1
 
 
-def test_credentials_that_do_not_fit_are_found(device: Device) -> None:
-    """As after half a copy of a card."""
+def test_mismatched_credentials_are_reported(device: Device) -> None:
+    """As after an incomplete copy of a card."""
     device.folder.key_file.unlink()
     identity.load_or_make_key(device.folder.key_file)
     assert of(device.found(online=False), "key").level == "bad"

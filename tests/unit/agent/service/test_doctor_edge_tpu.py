@@ -1,4 +1,4 @@
-"""What the doctor says of an Edge TPU: seen, allowed, and spoken to or not."""
+"""What the doctor reports of an Edge TPU: present, accessible, usable or not."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ def plugged(root: Path, vendor: str = "18d1", product: str = "9302") -> Path:
     return root
 
 
-def test_without_an_accelerator_nothing_is_said(tmp_path: Path) -> None:
-    """Nor of another device at USB."""
+def test_no_finding_without_an_accelerator(tmp_path: Path) -> None:
+    """Nor for another USB device."""
     assert list(check_edge_tpu(plugged(tmp_path, "046d", "c31c"), lambda: "")) == []
 
 
 @pytest.mark.parametrize(("vendor", "product"), [("18d1", "9302"), ("1a6e", "089a")])
-def test_an_accelerator_whose_delegate_loads_is_good(tmp_path: Path, vendor: str, product: str) -> None:
-    """Before and after its firmware is loaded it calls itself otherwise."""
+def test_accelerator_with_a_loading_delegate_is_good(tmp_path: Path, vendor: str, product: str) -> None:
+    """Its USB id differs before and after its firmware is loaded."""
     (found,) = check_edge_tpu(plugged(tmp_path, vendor, product), lambda: "")
     assert found.level == "good" and "its delegate loads" in found.said
 
 
-def test_a_delegate_that_does_not_load_says_why_and_what_to_do(tmp_path: Path) -> None:
-    """Also that an agent may hold it."""
+def test_delegate_that_does_not_load_is_reported_with_advice(tmp_path: Path) -> None:
+    """Including that an agent may be using it."""
     (found,) = check_edge_tpu(plugged(tmp_path), lambda: "libedgetpu.so.1: no such file")
     assert found.level == "bad" and "no such file" in found.said and "--coral-deb" in found.todo
 
 
-def test_a_library_that_ends_the_process_is_told_of() -> None:
-    """And ends only the one that tried it."""
+def test_crashing_library_is_reported() -> None:
+    """It ends only the process that tried it."""
     assert "another LiteRT" in delegate_problem([sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"])
     assert "does not answer" in delegate_problem(["/nowhere"])
 
 
-def test_here_the_library_is_tried_for_real() -> None:
-    """In a process of its own: where it is missing, that is what is said."""
+def test_library_is_tried_in_a_process_of_its_own() -> None:
+    """Without a stand-in: where it is missing, that is what is reported."""
     assert delegate_problem() == edge_tpu_problem()

@@ -1,4 +1,4 @@
-"""A service enrols by itself: it waits for claim and network, and erases the claim that served."""
+"""A service enrols by itself: it waits for a claim and the network, and erases the claim after use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def claim(device: str = "cam-1", token: str = "secret") -> bytes:
     return encode_document(held)
 
 
-def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(tmp_path: Path) -> None:
-    """No claim, a spoilt one, one that is refused, and at last one that the controller takes: it is asked once each."""
+def test_enrolment_waits_for_a_claim_and_does_not_reuse_a_refused_one(tmp_path: Path) -> None:
+    """No claim, a corrupt one, a refused one, and at last one that the controller accepts: each is sent once."""
     asked: list[str] = []
 
     def ask(folder: DataFolder, claim: Claim, url: str | None, wait: object) -> Identity:
@@ -44,15 +44,16 @@ def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(tmp_pat
     assert asked == ["used up", "good"]
 
 
-def test_told_to_stop_it_waits_no_longer(tmp_path: Path) -> None:
-    """A service that has no claim ends like any other."""
+def test_stop_ends_the_wait_for_a_claim(tmp_path: Path) -> None:
+    """A service without a claim ends like any other."""
     assert (
         enrol_as_service(DataFolder(tmp_path), tmp_path / "claim.json", None, lambda _: True, ServiceManager()) is None
     )
 
 
-def test_a_claim_in_the_agents_own_folder_is_erased_and_no_other(tmp_path: Path) -> None:
-    """Its bytes too. One that an operator keeps elsewhere is the operator's; another device's makes us nobody else."""
+def test_only_a_claim_in_the_agents_folder_is_erased(tmp_path: Path) -> None:
+    """Its bytes are overwritten too. A claim elsewhere is the operator's; a claim of another device does not change
+    this device's name."""
     folder = DataFolder(tmp_path / "data")
     folder.path.mkdir()
     own, other = folder.path / "claim.json", tmp_path / "claim.json"
@@ -70,8 +71,8 @@ def test_a_claim_in_the_agents_own_folder_is_erased_and_no_other(tmp_path: Path)
         assert not own.exists()
 
 
-def test_a_link_in_the_folder_erases_nothing_elsewhere(tmp_path: Path) -> None:
-    """What it leads to stays as it is."""
+def test_symlinked_claim_erases_nothing_elsewhere(tmp_path: Path) -> None:
+    """The file behind the link stays as it is."""
     folder = DataFolder(tmp_path / "data")
     folder.path.mkdir()
     (tmp_path / "thesis").write_text("words")

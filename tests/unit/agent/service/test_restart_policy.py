@@ -1,4 +1,4 @@
-"""The agent as a service: signs of life, when it is started again, and what its unit says."""
+"""The agent as a service: watchdog messages, restarts, and its systemd unit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Listening:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
 
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         found = []
         while True:
             try:
@@ -41,8 +41,8 @@ class Listening:
                 return found
 
 
-def test_what_happens_is_told_by_systemds_protocol(socket_folder: Path) -> None:
-    """To the socket that the environment names, which no child inherits."""
+def test_notifications_follow_the_systemd_protocol(socket_folder: Path) -> None:
+    """Sent to the socket that the environment names, which no child inherits."""
     manager_socket = Listening(socket_folder / "notify")
     environment = {"NOTIFY_SOCKET": str(socket_folder / "notify"), "WATCHDOG_USEC": "30000000", "HOME": "/"}
     manager = ServiceManager.from_environment(environment)
@@ -51,15 +51,15 @@ def test_what_happens_is_told_by_systemds_protocol(socket_folder: Path) -> None:
     manager.ready("serving\neverything")
     manager.alive()
     manager.stopping()
-    assert manager_socket.said() == ["READY=1\nSTATUS=serving everything", "WATCHDOG=1", "STOPPING=1"]
+    assert manager_socket.messages() == ["READY=1\nSTATUS=serving everything", "WATCHDOG=1", "STOPPING=1"]
 
 
-def test_an_abstract_socket_is_told_too() -> None:
-    """As a supervisor's is."""
+def test_abstract_notify_socket_is_supported() -> None:
+    """As a supervisor uses it."""
     name = f"edgesplit-test-{os.getpid()}"
     listening = Listening(f"\0{name}")
     ServiceManager.from_environment({"NOTIFY_SOCKET": f"@{name}"}).status("here")
-    assert listening.said() == ["STATUS=here"]
+    assert listening.messages() == ["STATUS=here"]
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,17 @@ def test_an_abstract_socket_is_told_too() -> None:
     [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}],
     ids=str,
 )
-def test_where_nobody_listens_nothing_is_told_and_nothing_fails(environment: dict[str, str]) -> None:
-    """Nor is a sign of life expected from us where it is another process's to give."""
+def test_no_notification_without_a_socket(environment: dict[str, str]) -> None:
+    """Nor is a watchdog message expected of this process where it is another's to send."""
     manager = ServiceManager.from_environment(environment)
     manager.ready("")
     manager.alive()
     assert manager.watchdog_s == 0.0
 
 
-def test_only_an_answer_is_a_sign_of_life(socket_folder: Path) -> None:
-    """Asked as often as the manager's patience demands; while nobody would be answered it is told nothing, and a
-    question that failed is asked again soon."""
+def test_watchdog_message_needs_an_answered_health_check(socket_folder: Path) -> None:
+    """The check runs as often as the watchdog interval demands; while requests would not be answered nothing is sent,
+    and a failed check is repeated soon."""
     listening = Listening(socket_folder / "notify")
     now, answers = [100.0], [True]
 
@@ -88,22 +88,22 @@ def test_only_an_answer_is_a_sign_of_life(socket_folder: Path) -> None:
 
     pulse = Watchdog(ServiceManager(str(socket_folder / "notify"), 30.0), proof, clock=lambda: now[0])
     pulse.beat()
-    assert listening.said() == ["WATCHDOG=1", "STATUS=all is well"]
+    assert listening.messages() == ["WATCHDOG=1", "STATUS=all is well"]
     pulse.beat()
-    assert listening.said() == []
+    assert listening.messages() == []
     now[0] += 30.0 / BEATS_PER_TIMEOUT
     answers[0] = False
     pulse.beat()
     pulse.beat()
-    assert listening.said() == []
+    assert listening.messages() == []
     answers[0] = True
     now[0] += 3.0
     pulse.beat()
-    assert "WATCHDOG=1" in listening.said()
+    assert "WATCHDOG=1" in listening.messages()
 
 
-def test_nobody_is_asked_where_no_manager_waits() -> None:
-    """An agent that was started by hand does not ask itself anything."""
+def test_no_health_check_without_a_watchdog() -> None:
+    """An agent that was started by hand does not check itself."""
 
     def proof() -> str:
         raise AssertionError("asked")
@@ -111,8 +111,8 @@ def test_nobody_is_asked_where_no_manager_waits() -> None:
     Watchdog(ServiceManager(), proof).beat()
 
 
-def test_a_run_is_given_time_to_start_then_time_between_signs_of_life_then_time_to_end() -> None:
-    """What nobody understands is no sign of life."""
+def test_start_watchdog_and_stop_timeouts() -> None:
+    """Messages that are not understood do not count as a sign of life."""
     run = ProgramRun(since=10.0, watchdog_s=60.0)
     assert run.deadline == 10.0 + START_S and "not ready" in run.missed_deadline()
     run = run.after_notification(b"STATUS=loading", 20.0)
@@ -131,22 +131,22 @@ def test_a_run_is_given_time_to_start_then_time_between_signs_of_life_then_time_
     assert told.after_kill().deadline == math.inf
 
 
-def test_who_does_not_last_is_started_later_each_time_and_never_given_up() -> None:
-    """Up to a longest pause, each with jitter; a run that lasted is forgiven everything."""
+def test_restarts_back_off_and_never_end() -> None:
+    """Up to the longest pause, each with jitter; a run that lasted resets the back-off."""
     pauses = [RESTART.pause_s(failures, 1.0) for failures in range(60)]
     assert pauses[0] == RESTART.first_s and pauses == sorted(pauses) and pauses[-1] == RESTART.longest_s
     assert RESTART.pause_s(3, 0.0) == RESTART.pause_s(3, 1.0) / 2
     assert failures_after(5, 1.0) == 6 and failures_after(5, 3600.0) == 0
 
 
-def test_a_supervisors_words_are_those_of_run() -> None:
+def test_supervise_takes_the_options_of_run() -> None:
     """Without its own."""
     words = ["supervise", "--data", "D", "--watchdog", "5", "--port", "0", "--watchdog=7"]
     assert launch_arguments(words) == ["launch", "--data", "D", "--port", "0"]
 
 
-def test_the_unit_names_its_places_and_refuses_what_systemd_would_read_otherwise() -> None:
-    """A data folder below /var/lib is systemd's to make; another is made writable."""
+def test_unit_paths_are_escaped_or_refused() -> None:
+    """A data folder below /var/lib is created by systemd; another is made writable."""
     usual = render_unit(Installation())
     assert "StateDirectory=edgesplit-agent\n" in usual and "ReadWritePaths" not in usual
     assert f"WatchdogSec={WATCHDOG_S}s" in usual and "StartLimitIntervalSec=0" in usual
@@ -174,14 +174,14 @@ def unit_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_systemd_understands_the_unit(unit_file: Path) -> None:
-    """Every word of it."""
+def test_systemd_accepts_the_unit(unit_file: Path) -> None:
+    """Every directive of it."""
     done = subprocess.run(["systemd-analyze", "verify", str(unit_file)], capture_output=True, text=True, timeout=60)
     ours = [line for line in (done.stdout + done.stderr).splitlines() if "edgesplit-agent" in line]
     assert ours == []
 
 
-def test_the_unit_exposes_little(unit_file: Path) -> None:
+def test_unit_has_a_low_exposure_score(unit_file: Path) -> None:
     """By systemd's own scale, on which 10 is a service without any limits; a user of its own is assumed."""
     unit_file.write_text(unit_file.read_text().replace("User=root", "User=edgesplit-agent"))
     done = subprocess.run(

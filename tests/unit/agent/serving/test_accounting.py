@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,8 @@ from support.agent_engine import CLASS, INPUT, LOCAL, RecordList, active, eventu
 LONG_S = 60.0
 
 
-def test_a_record_is_delivered_after_the_answer() -> None:
-    """Not while the request runs: the caller delivers it once the answer is on its way."""
+def test_record_is_delivered_after_the_answer() -> None:
+    """Not while the request runs: the caller delivers it once the answer has been sent."""
     engine, kept = Engine(CLASS, None), RecordList()
     up_to_date = engine.observe(kept)
     engine.serve("tiny", active(LOCAL))
@@ -42,7 +43,7 @@ def test_a_record_is_delivered_after_the_answer() -> None:
     engine.stop()
 
 
-def test_a_reader_sees_requests_whose_records_were_not_delivered() -> None:
+def test_reading_delivers_queued_records() -> None:
     """Between an answer and the delivery of its record anything may be read: the reader delivers what is queued."""
     engine = Engine(CLASS, None)
     up_to_date = engine.observe(RecordList())
@@ -53,7 +54,7 @@ def test_a_reader_sees_requests_whose_records_were_not_delivered() -> None:
     engine.stop()
 
 
-def test_an_engine_that_stops_loses_no_record() -> None:
+def test_stop_delivers_queued_records() -> None:
     """Requests that were answered and not yet recorded are recorded by the stop."""
     engine, kept = Engine(CLASS, None), RecordList()
     engine.observe(kept)
@@ -65,8 +66,8 @@ def test_an_engine_that_stops_loses_no_record() -> None:
     assert len(kept.records) == 5
 
 
-def test_a_client_that_has_its_answer_finds_it_counted(socket_folder: Path) -> None:
-    """Even while the thread that answered is kept from delivering the record: reading delivers it."""
+def test_answered_request_is_counted_before_the_next_read(socket_folder: Path) -> None:
+    """Even while the answering thread is delayed before it delivers the record: reading delivers it."""
     engine = Engine(CLASS, None)
     up_to_date = engine.observe(RecordList())
     engine.serve("tiny", active(LOCAL))
@@ -87,7 +88,8 @@ def test_a_client_that_has_its_answer_finds_it_counted(socket_folder: Path) -> N
         with Client(f"unix://{socket_folder / 'a.sock'}", lane=False, shared_memory=False) as client:
             client.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
             assert len(up_to_date().records) == 1
-            statistics = endpoint._up_to_date_statistics().to_dict("tiny", "1")
+            reply = endpoint(Request("GET", "/v2/models/tiny/stats", headers={"host": "localhost"}))
+            (statistics,) = json.loads(b"".join(reply.body))["model_stats"]
             assert statistics["inference_count"] == 1
     finally:
         may_deliver.set()
@@ -95,7 +97,7 @@ def test_a_client_that_has_its_answer_finds_it_counted(socket_folder: Path) -> N
         engine.stop()
 
 
-def test_records_are_delivered_in_order_and_once_by_any_number_of_threads() -> None:
+def test_records_are_delivered_in_order_and_once() -> None:
     """Eight threads queue and deliver at once: each thread's records arrive in its order, none twice, none lost."""
     accounting, kept = RequestAccounting(), RecordList()
     accounting.add(kept)
@@ -119,8 +121,8 @@ def test_records_are_delivered_in_order_and_once_by_any_number_of_threads() -> N
     assert rows == {str(thread): [str(number) for number in range(500)] for thread in range(8)}
 
 
-def test_a_run_that_ends_after_its_request_is_recorded_apart() -> None:
-    """Slices that hang past the deadline and fail in the end are the release's fault, and are told once."""
+def test_run_that_fails_after_its_request_is_recorded_once() -> None:
+    """Slices that hang past the deadline and fail in the end are the release's fault, and are counted once."""
     steps = programs()
     hanging, ended = threading.Event(), threading.Event()
 
@@ -144,7 +146,7 @@ def test_a_run_that_ends_after_its_request_is_recorded_apart() -> None:
     assert len(kept.records) == 2
 
 
-def test_times_are_learnt_from_a_record_once() -> None:
+def test_slice_times_are_learnt_once_per_record() -> None:
     """By the release and by the estimate of the device's speed."""
     engine, release = Engine(CLASS, None), active(LOCAL)
     engine.serve("tiny", release)
@@ -155,8 +157,8 @@ def test_times_are_learnt_from_a_record_once() -> None:
     assert {name: runs for name, _, runs in release.learned()} == {"a": 3, "b": 3}
 
 
-def test_a_record_without_an_outcome_is_no_request() -> None:
-    """Runs on the device alone: counted by none of those that count requests."""
+def test_record_without_an_outcome_is_no_request() -> None:
+    """Runs on the device alone are not counted as requests."""
     windows, health, metrics, release = TelemetryWindows(), ReleaseHealthTracker(), RequestMetrics(), active(LOCAL)
     health.reconcile({"tiny": release.digest}, 0.0)
     for observer in (windows, health, metrics):

@@ -1,6 +1,6 @@
-"""How the engine answers under its application's wishes: hedges, drops, streams, stale answers, and never silence.
+"""How the engine answers under its application's options: hedges, dropped frames, streams, stale answers, errors.
 
-Slices and clouds that a test holds in its hand stand for slow ones: nothing here is a matter of timing.
+Slices and clouds that a test blocks stand for slow ones: no test depends on timing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip.options import InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Row
+from edgesplit_agent.offload.target import TargetTimeouts
 from edgesplit_agent.policy.row_selection import RowChoice
 from edgesplit_agent.serving.engine import Answer, Engine, Settings
 from edgesplit_agent.telemetry.request_record import DeviceRunObserver
@@ -43,14 +45,8 @@ LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
 """The cut is always predicted the better of the two."""
 LONG_S = 60.0
 SHORT_S = 0.5
-
-
-@pytest.fixture(autouse=True)
-def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, a cloud that a test holds is not taken for dead, but where that is the test."""
-    monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
-    if "age_of_what_hangs" not in request.node.name:
-        monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1000.0)
+PATIENT = TargetTimeouts(overdue_s=1000.0, doubt_s=30.0)
+"""However slow this machine is, a cloud that a test holds is not taken for dead."""
 
 
 class Asking:
@@ -83,12 +79,18 @@ class Asking:
 
 @contextmanager
 def engine_with(
-    *rows: Row, steps: dict[str, Step] | None = None, idle_probe_s: float = 1e6, **settings: Any
+    *rows: Row,
+    steps: dict[str, Step] | None = None,
+    idle_probe_s: float = 1e6,
+    timeouts: TargetTimeouts = PATIENT,
+    client: Callable[[str], OffloadClient] = OffloadClient,
+    **settings: Any,
 ) -> Iterator[tuple[Engine, ScriptedCloud, dict[str, Step]]]:
     """An engine that serves the tiny model; its link is watched only where a test starts that."""
     cloud, own = ScriptedCloud(), steps or programs()
     cloud.start()
-    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s, **settings))
+    timings = Settings(idle_probe_s=idle_probe_s, timeouts=timeouts, **settings)
+    engine = Engine(CLASS, client(cloud.server.url), settings=timings)
     engine.serve("tiny", active(*rows, steps=own))
     try:
         yield engine, cloud, own
@@ -97,6 +99,14 @@ def engine_with(
             step.may_run.set()
         engine.stop()
         cloud.stop()
+
+
+def to_half_open(engine: Engine) -> None:
+    """Open the breaker of the engine's own target, and let a probe find the cloud answering."""
+    engine.own_target.on_overdue(0.0)
+    assert not engine.breaker.is_allowing
+    engine.own_target.probe()
+    assert engine.breaker.state == "trial"
 
 
 def hang(*steps: Step) -> None:
@@ -113,20 +123,21 @@ def settle(engine: Engine, deadline_s: float, **how: Any) -> None:
 # Hedging
 
 
-def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None:
-    """The cloud is silent: the tail runs by choice, its answer is given, the call's connection is closed."""
+def test_hedge_won_by_the_device_cancels_the_cloud_and_is_counted() -> None:
+    """The cloud is silent: the tail runs early, its answer is returned, and the call's connection is closed."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = cloud.hold
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.hedged and report.cause == "timeout"
         counts = engine.hedge_budget.counts
         assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
-        eventually("its connection is closed", lambda: not engine._own_target._remote._busy)  # type: ignore[union-attr]
+        eventually("its connection is closed", lambda: not engine.own_target._remote._busy)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cloud was neither late nor gone: the device began when the plan for this request said so, and was first."""
+def test_planned_race_won_by_the_device_is_no_fallback(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud was neither late nor gone: the device started when the plan for this request said so, and finished
+    first."""
     slow = msgspec.structs.replace(CUT, remote_s=5.0)
     with engine_with(LOCAL, slow) as (engine, cloud, _):
         cloud.script = cloud.hold
@@ -139,8 +150,8 @@ def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monk
         assert (report.row, report.raced) == (LOCAL.name, slow.name)
 
 
-def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device would have been needed anyway."""
+def test_race_against_a_failing_cloud_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's answer would have been needed anyway."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = unavailable
         monkeypatch.setattr(
@@ -150,8 +161,8 @@ def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.Mon
         assert report.fallback and report.cause and not report.raced
 
 
-def test_whoever_wins_a_race_nothing_was_switched() -> None:
-    """Counted is what was decided otherwise, not who was first."""
+def test_race_winner_does_not_count_as_a_switch() -> None:
+    """A switch counts a different selection, not which side finished first."""
     tally = Tally()
     local, cloud = Report(release="r", row="local", raced="cut-1"), Report(release="r", row="cut-1", raced="cut-1")
     for report in (local, cloud, local, cloud):
@@ -161,8 +172,8 @@ def test_whoever_wins_a_race_nothing_was_switched() -> None:
     assert (tally.switches, tally.row) == (1, "cut-1")
 
 
-def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> None:
-    """What the device spent for nothing is told in seconds, and in joules where the plan has figures."""
+def test_hedge_won_by_the_cloud_stops_the_tail_and_counts_its_waste() -> None:
+    """The device's wasted work is reported in seconds, and in joules where the plan has figures."""
     costed = msgspec.structs.replace(LOCAL, device_joules=10.0)  # 2 W
     with engine_with(costed, CUT) as (engine, cloud, steps):
         hang(steps["b"])
@@ -178,8 +189,8 @@ def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> No
         assert engine.hedge_budget.counts["wasted_j"] == pytest.approx(2.0 * engine.hedge_budget.counts["wasted_s"])
 
 
-def test_a_hedge_by_choice_needs_a_budget() -> None:
-    """With none, the tail waits until the deadline demands it: then it runs whatever it costs."""
+def test_early_hedge_needs_a_budget() -> None:
+    """Without one, the tail waits until the deadline demands it: then it runs whatever it costs."""
     with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 5.0)
@@ -194,8 +205,8 @@ def test_a_hedge_by_choice_needs_a_budget() -> None:
         )
 
 
-def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
-    """While a frame waits for the processor, only deadlines make hedges."""
+def test_early_hedge_does_not_delay_waiting_requests() -> None:
+    """While a frame waits for the processor, only deadlines cause hedges."""
     with engine_with(LOCAL, REMOTE) as (engine, cloud, steps):
         cloud.script = cloud.hold
         hang(steps["a"])
@@ -207,19 +218,14 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
         assert engine.hedge_budget.counts["hedges"] == 0
         steps["a"].may_run.set()
         cloud.let_go.set()
-        for one in (asking, *others):
-            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        for request in (asking, *others):
+            assert np.array_equal(request.answer.outputs["y"], EXPECTED)
 
 
-def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both begin at once and the device wins each time: nothing is held against a cloud that was heard of lately."""
-    for how_long in (
-        "serving.offload_race.MIN_OFFLOAD_WAIT_S",
-        "offload.target.UNHEARD_S",
-        "offload.target.UNANSWERED_S",
-    ):
-        monkeypatch.setattr(f"edgesplit_agent.{how_long}", 1000.0)
-    with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
+def test_lost_races_do_not_slow_the_cloud_estimate() -> None:
+    """Both start at once and the device wins each time: a cloud with recent answers is not counted as slow."""
+    never = replace(PATIENT, slow_s=1000.0, unheard_s=1000.0, unanswered_s=1000.0)
+    with engine_with(LOCAL, CUT, hedge="always", timeouts=never) as (engine, cloud, _):
         assert not engine.infer(
             "tiny", {"x": INPUT}, deadline_s=LONG_S, options=InferOptions(hedge="never")
         ).report.fallback
@@ -231,8 +237,9 @@ def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("by_request", [True, False])
-def test_always_begins_at_once(by_request: bool) -> None:
-    """Cloud and tail beside each other from the start, budget or not; the request's word goes before the agent's."""
+def test_hedge_always_starts_at_once(by_request: bool) -> None:
+    """Cloud and tail run beside each other from the start, budget or not; the request's option overrides the
+    agent's."""
     settings = Settings().hedge if by_request else "always"
     with engine_with(LOCAL, CUT, hedge=settings, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
@@ -241,8 +248,8 @@ def test_always_begins_at_once(by_request: bool) -> None:
         assert engine.hedge_budget.counts["by_choice"] == 1
 
 
-def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed() -> None:
-    """It means: not for impatience."""
+def test_hedge_never_still_covers_deadline_and_cloud_failure() -> None:
+    """It only rules out early hedges."""
     with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 1.0)
@@ -256,7 +263,7 @@ def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed(
 # Streams and queues
 
 
-def test_a_stream_pipelines() -> None:
+def test_stream_frames_are_pipelined() -> None:
     """While the cloud has frame i, the device's part of frame i+1 is done, and i+2 and i+3: nothing is answered yet."""
     with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, steps):
         cloud.script = cloud.hold
@@ -266,13 +273,13 @@ def test_a_stream_pipelines() -> None:
             eventually("the cloud has this frame too", lambda number=number: len(cloud.asked) == number)  # type: ignore[misc]
             assert steps["a"].runs == number
         assert all(frame.result is None for frame in frames)
-        assert engine.queue._holder is None
         cloud.let_go.set()
         assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
 
 
-def test_a_stream_keeps_its_newest_frames() -> None:
-    """The processor is busy and one may wait: each frame that comes drops the one before it, which hears so at once."""
+def test_stream_drops_its_oldest_waiting_frame() -> None:
+    """The processor is busy and one frame may wait: each new frame drops the waiting one, whose caller is told at
+    once."""
     with engine_with(LOCAL) as (engine, _, steps):
         hang(steps["a"])
         wishes = InferOptions(stream="cam", drop="oldest", queue=1)
@@ -290,8 +297,8 @@ def test_a_stream_keeps_its_newest_frames() -> None:
         assert np.array_equal(frames[-1].answer.outputs["y"], EXPECTED)
 
 
-def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
-    """`newest` drops the frame that comes; another stream, and a request with no policy, have their places."""
+def test_stream_drop_policy_affects_only_its_own_frames() -> None:
+    """`newest` drops the frame that arrives; another stream, and a request without a policy, keep their places."""
     with engine_with(LOCAL, in_flight=3) as (engine, _, steps):
         hang(steps["a"])
         running = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
@@ -306,28 +313,26 @@ def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
             "nobody there would give way"
         )
         steps["a"].may_run.set()
-        for one in (running, waiting, plain):
-            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        for request in (running, waiting, plain):
+            assert np.array_equal(request.answer.outputs["y"], EXPECTED)
         assert engine.queue.dropped == 2
 
 
-def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> None:
-    """Its own request and the one behind it are told by their deadlines, while it still hangs."""
+def test_hanging_model_does_not_block_other_requests_past_their_deadline() -> None:
+    """Its own request and the one behind it get an error by their deadlines, while it still hangs."""
     with engine_with(LOCAL) as (engine, _, steps):
         hang(steps["a"])
         for _ in range(3):
             assert isinstance(Asking(engine, SHORT_S).error, DeadlineExceeded)
         assert steps["a"].runs == 1, "a slice that hangs has the processor"
-        eventually(
-            "only it keeps a thread", lambda: engine._device_threads.threads - len(engine._device_threads._idle) == 1
-        )
+        eventually("only it keeps a thread", lambda: engine._device_threads.busy == 1)
         assert engine.queue.in_flight == 0
 
 
 # Stale answers
 
 
-def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
+def test_stale_answer_is_the_last_resort_and_marked() -> None:
     """The stream's own last good one, with its age; never counted as an answer, never without being asked for."""
     with engine_with(REMOTE) as (engine, cloud, _):
         kept = RecordList()
@@ -352,8 +357,8 @@ def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
 
 
 @pytest.mark.parametrize("what", ["deadline", "model", "queue"])
-def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
-    """Too late, a model that fails, no room: all the same to a stream that would rather have the last one."""
+def test_stale_answer_covers_every_failure(what: str) -> None:
+    """Too late, a failing model, a full queue: a stream with the option gets its last answer in each case."""
     with engine_with(LOCAL, in_flight=1, margin_s=1.0) as (engine, _, steps):
         wishes = InferOptions(stale_ok_s=3600.0)
         good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
@@ -368,8 +373,8 @@ def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=1.5, options=wishes).outputs is good.outputs
 
 
-def test_another_release_has_no_last_answer() -> None:
-    """Halves of different releases never meet, and neither do a release and another's answer."""
+def test_new_release_has_no_stale_answer() -> None:
+    """An answer of one release is never returned for another, as halves of two releases are never combined."""
     with engine_with(REMOTE) as (engine, cloud, _):
         wishes = InferOptions(stale_ok_s=3600.0)
         engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
@@ -382,21 +387,20 @@ def test_another_release_has_no_last_answer() -> None:
 # The next-best means
 
 
-def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> None:
-    """Over a thousand streams of a frame each, with ids and stale answers: nothing grows with their number."""
-    with engine_with(LOCAL) as (engine, _, _steps):
+def test_memory_per_streams_and_ids_is_bounded() -> None:
+    """Over a thousand streams of one frame each, with ids and stale answers: nothing grows with their number."""
+    with engine_with(LOCAL) as (engine, _, steps):
         for number in range(1200):
             wishes = InferOptions(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", options=wishes)
-        assert (
-            len(engine.stale_answers._answers) <= 64
-            and len(engine.idempotency._executions) <= engine.idempotency._entries
-        )
+        assert engine.stale_answers.held_bytes <= 64 * INPUT.nbytes
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id="r-0")
+        assert steps["a"].runs == 1201, "the oldest id was evicted"
         assert engine.queue.in_flight == 0 and len(engine.queue._shares.used) <= 1
         assert engine._device_threads.threads <= 128
 
 
-def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
+def test_device_failure_falls_back_to_the_cloud_row() -> None:
     """Its own part crashes, and the plan has a row that needs none of it."""
     with engine_with(CUT, REMOTE) as (engine, cloud, steps):
         steps["a"].error = InferenceFailed("the worker was killed")
@@ -407,15 +411,15 @@ def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
         cloud.script = unavailable
         with pytest.raises(LinkError, match="500"):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine._own_target.in_flight == 0
+        assert engine.own_target.in_flight == 0
 
 
-def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
-    """No such row, or no cloud."""
+def test_device_failure_without_fallback_raises_its_reason() -> None:
+    """There is no such row, or no cloud."""
     for rows in ((LOCAL, CUT), (LOCAL, REMOTE)):
         with engine_with(*rows) as (engine, _, steps):
             steps["a"].error = InferenceFailed("the worker was killed")
-            engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True)
+            engine.own_target.on_overdue(0.0)  # opens the breaker
             with pytest.raises(InferenceFailed, match="killed"):
                 engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
 
@@ -423,8 +427,8 @@ def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
 # Never silence
 
 
-def test_an_observer_that_raises_costs_no_answer() -> None:
-    """Nor does it keep the record from the next one."""
+def test_observer_that_raises_costs_no_answer() -> None:
+    """Nor does it keep the record from the next observer."""
 
     def fails(*_: object) -> None:
         raise ZeroDivisionError
@@ -442,8 +446,9 @@ def test_an_observer_that_raises_costs_no_answer() -> None:
     engine.stop()
 
 
-def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker process needs no thread to be waited for aside; what it raises is typed all the same."""
+def test_slices_with_enforced_deadlines_run_in_the_request_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process enforces its deadline, so no other thread has to wait for it; what it raises is still a typed
+    error."""
     with engine_with(LOCAL) as (engine, _, steps):
         monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.in_time", True)
         assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
@@ -454,7 +459,7 @@ def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
-def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
+def test_slice_exceptions_become_typed_errors(error: BaseException) -> None:
     """In the device's part and in the tail."""
     with engine_with(LOCAL) as (engine, _, steps):
         steps["a"].error = error  # type: ignore[assignment]
@@ -468,14 +473,14 @@ def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit("a thread's end")])
-def test_an_exchange_that_dies_is_a_failed_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_the_offload_thread_is_a_link_failure(error: BaseException) -> None:
     """Whatever happens to the thread that asks the cloud, the device finishes."""
 
-    def dies(*_: object) -> None:
-        raise error
+    class FailingClient(OffloadClient):
+        def infer(self, *_: object) -> NoReturn:
+            raise error
 
-    with engine_with(LOCAL, CUT) as (engine, _, _steps):
-        monkeypatch.setattr(engine._own_target._remote, "infer", dies)
+    with engine_with(LOCAL, CUT, client=FailingClient) as (engine, _, _steps):
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.cause == "link"
 
@@ -485,8 +490,8 @@ def refuse(work: Callable[[], None]) -> bool:
     return False
 
 
-def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None to ask the cloud: the device does it. None to finish here: the cloud may. None at all: a typed error."""
+def test_every_request_is_answered_or_fails_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread for the cloud: the device answers. None to finish here: the cloud may. None at all: a typed error."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         with monkeypatch.context() as patched:
             patched.setattr(engine._offload_threads, "start", refuse)
@@ -501,7 +506,7 @@ def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.M
         monkeypatch.setattr(engine._device_threads, "start", refuse)
         with pytest.raises(Busy):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine.queue.in_flight == engine._own_target.in_flight == 0
+        assert engine.queue.in_flight == engine.own_target.in_flight == 0
 
 
 def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callable[[], None]], bool]:
@@ -519,7 +524,8 @@ def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callab
 
 
 def test_each_offload_server_has_its_own_breaker() -> None:
-    """A release with a server of its own is not punished for the other's end; the server is forgotten with it."""
+    """A release with a server of its own is not affected by another server's failure; the server's state is dropped
+    with the release."""
     own = ScriptedCloud()
     own.start()
     elsewhere = OffloadClient(own.server.url)
@@ -527,7 +533,7 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     cloud = ScriptedCloud()
     cloud.start()
     engine = Engine(
-        CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6),
+        CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6, timeouts=PATIENT),
         client_for=lambda release: elsewhere if release is theirs else None,
     )  # fmt: skip
     engine.serve("mine", mine)
@@ -538,18 +544,19 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     assert not engine.infer("theirs", {"x": INPUT}, deadline_s=LONG_S).report.fallback
     assert len(own.asked) == 1
     engine.drop("theirs")
-    assert engine._foreign_targets == {} and elsewhere._closed
+    assert elsewhere.is_closed
     engine.stop()
     own.stop()
 
 
-def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
-    """Its model is served by a release without a server of its own meanwhile: it goes where its own release says."""
+def test_request_keeps_the_server_of_its_release() -> None:
+    """Meanwhile another release without a server of its own serves the model: the request still goes to its own
+    release's server."""
     own, steps = ScriptedCloud(), programs()
     own.start()
     elsewhere, theirs = OffloadClient(own.server.url), active(CUT, steps=steps)
     engine = Engine(
-        CLASS, None, settings=Settings(idle_probe_s=1e6),
+        CLASS, None, settings=Settings(idle_probe_s=1e6, timeouts=PATIENT),
         client_for=lambda release: elsewhere if release is theirs else None,
     )  # fmt: skip
     engine.serve("tiny", theirs)
@@ -561,15 +568,16 @@ def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
     assert asking.answer.report.row == "cut-1"
     assert len(own.asked) == 1
     engine.drop("tiny")
-    assert elsewhere._closed
+    assert elsewhere.is_closed
     engine.stop()
     own.stop()
 
 
-def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
-    """Twenty ask at once on trial: one goes, the others are answered here; each success lets twice as many go."""
+def test_recovering_cloud_gets_one_request_first() -> None:
+    """Twenty arrive at once while the breaker is half open: one is offloaded, the others are answered here; each
+    success doubles the number."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
-        engine._own_target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        to_half_open(engine)
         cloud.script = cloud.hold
         out = Asking(engine, options=InferOptions(hedge="never"))
         assert cloud.holding.wait(20)
@@ -582,11 +590,12 @@ def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
         assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
 
 
-def test_a_request_whose_place_another_took_is_selected_again_and_counted_once() -> None:
-    """Both saw the one place of a trial; the second is answered by another row, and is one request to the selector."""
+def test_request_that_loses_its_place_is_selected_again_and_counted_once() -> None:
+    """Both saw the one place of a half-open breaker; the second is answered by another row, and is one request to the
+    selector."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
-        target = engine._own_target
-        target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        target = engine.own_target
+        to_half_open(engine)
         reserve, taken = target.reserve, list[object]()
 
         def taken_by_another() -> Any:
@@ -601,24 +610,24 @@ def test_a_request_whose_place_another_took_is_selected_again_and_counted_once()
         assert len(engine.selector._arrivals["tiny"]) == 1
 
 
-def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
-    """The link died under three requests that have an hour; when the cloud is back, the next one may try it."""
+def test_earlier_hanging_requests_take_no_place_of_the_half_open_breaker() -> None:
+    """The link died under three requests with an hour left; when the cloud is back, the next request may try it."""
     with engine_with(REMOTE) as (engine, cloud, _):
         cloud.script = cloud.hold
         hanging = [Asking(engine) for _ in range(3)]
         eventually("they are all there", lambda: len(cloud.asked) == 3)
-        engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True).after_probe(1e12)
+        to_half_open(engine)
         cloud.script = lambda request, good: good
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
-        assert engine._own_target.in_flight == 3
+        assert engine.own_target.in_flight == 3
         cloud.let_go.set()
-        for one in hanging:
-            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        for request in hanging:
+            assert np.array_equal(request.answer.outputs["y"], EXPECTED)
 
 
-def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs() -> None:
-    """No refusal, no time-out: requests with a long deadline hang, and the breaker opens while they do."""
-    with engine_with(REMOTE) as (engine, cloud, _):
+def test_age_of_hanging_requests_opens_the_breaker() -> None:
+    """No refusal, no timeout: requests with a long deadline hang, and the breaker opens while they do."""
+    with engine_with(REMOTE, timeouts=TargetTimeouts(doubt_s=30.0)) as (engine, cloud, _):
         cloud.script = cloud.hold
         asking = Asking(engine)
         eventually("the breaker opens", lambda: not engine.breaker.is_allowing)
@@ -629,8 +638,9 @@ def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs
         eventually("its answer is a sign of life", lambda: engine.breaker.state == "trial")
 
 
-def test_a_hang_is_told_from_slowness_by_a_ping() -> None:
-    """One request was given up: a server that still answers its health keeps its breaker closed, a dead one not."""
+def test_ping_tells_a_dead_server_from_a_slow_one() -> None:
+    """One request was given up: a server that still answers its health check keeps its breaker closed, a dead one does
+    not."""
     for healthy in (True, False):
         with engine_with(LOCAL, CUT) as (engine, cloud, _):
             engine.start()

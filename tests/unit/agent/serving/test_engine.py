@@ -1,4 +1,4 @@
-"""The engine on a tiny model: rows, privacy, activation, admission. What faults do to it is in tests/faults."""
+"""The engine on a tiny model: rows, privacy, activation, admission. Behaviour under faults is in tests/faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgesplit.errors import (
     TrustError,
     UsageError,
 )
-from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.http1.server import Request
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
@@ -49,7 +49,7 @@ from support.agent_engine import (
 
 @pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
 def test_every_row_gives_the_same_answer(row: Row) -> None:
-    """Where the slices run changes nothing of what comes out, and the report says where they ran."""
+    """Where the slices run does not change the result, and the report says where they ran."""
     with world(row) as (engine, cloud, _):
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
         assert np.array_equal(answer.outputs["y"], EXPECTED)
@@ -58,69 +58,67 @@ def test_every_row_gives_the_same_answer(row: Row) -> None:
         assert (answer.report.up_bytes > 0) == (not row.is_local)
 
 
-def test_a_compressed_body_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that says so sends zstd, and the header length stays that of the body before."""
+def test_compressed_body_is_decoded_by_the_cloud() -> None:
+    """A row with compression sends zstd, and the header length stays that of the uncompressed body."""
     import zstandard
 
     with world(msgspec.structs.replace(REMOTE, compress=True), LOCAL) as (engine, cloud, _):
-        inner = cloud._handle
-
-        def unpack(request: object) -> object:
-            if request.headers.get("content-encoding") == "zstd":  # type: ignore[attr-defined]
-                body = zstandard.ZstdDecompressor().decompress(request.body, max_output_size=1 << 20)  # type: ignore[attr-defined]
-                request = msgspec.structs.replace(request, body=body)  # type: ignore[type-var]
-                packed.append(len(body))
-            return inner(request)  # type: ignore[arg-type]
-
         packed: list[int] = []
-        cloud.server._handler = unpack  # type: ignore[assignment]
+
+        def unpack(request: Request) -> Request:
+            if request.headers.get("content-encoding") != "zstd":
+                return request
+            body = zstandard.ZstdDecompressor().decompress(request.body, max_output_size=1 << 20)
+            packed.append(len(body))
+            return msgspec.structs.replace(request, body=body)
+
+        cloud.unpack = unpack
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     assert packed and not answer.report.fallback and np.array_equal(answer.outputs["y"], EXPECTED)
 
 
 @pytest.mark.parametrize(("codec", "datatype"), [("fp16", "float16"), ("int8", "uint8")])
-def test_a_lossy_row_sends_what_its_codec_makes(codec: str, datatype: str) -> None:
-    """The cloud gets the encoded tensor; a local tail would go on from the tensor as it was."""
+def test_lossy_row_sends_the_encoded_tensor(codec: str, datatype: str) -> None:
+    """A local tail would continue from the original tensor."""
     lossy = msgspec.structs.replace(CUT, codecs={"h": codec})
     got: list[dict[str, np.ndarray]] = []
 
-    def undo(request: object) -> object:
-        if not request.path.endswith("/infer"):  # type: ignore[attr-defined]
-            return inner(request)  # type: ignore[arg-type]
-        asked = oip.decode_request(request.body, oip.header_length(request.headers))  # type: ignore[attr-defined]
+    def undo(request: Request) -> Request:
+        asked = oip.decode_request(request.body, oip.header_length(request.headers))
         got.append(dict(asked.inputs))
         tensors = boundary_codecs.decode_tensors(asked.inputs, [H], lossy.codecs)
         body, length = oip.encode_request(oip.InferRequest(tensors, id=asked.id))
-        request = msgspec.structs.replace(request, body=b"".join(body))  # type: ignore[type-var]
-        request.headers[oip.HEADER_LENGTH] = str(length)  # type: ignore[attr-defined]
-        return inner(request)  # type: ignore[arg-type]
+        headers = {**request.headers, oip.HEADER_LENGTH: str(length)}
+        return msgspec.structs.replace(request, headers=headers, body=b"".join(body))
 
     with world(lossy) as (engine, cloud, _):
-        inner = cloud._handle
-        cloud.server._handler = undo  # type: ignore[assignment]
+        cloud.unpack = undo
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
 
     assert got[0]["h"].dtype == datatype
     assert answer.report.row == "cut-1" and np.allclose(answer.outputs["y"], EXPECTED, atol=2 * 4 / 255)
 
 
-def test_a_row_with_a_codec_of_a_later_day_is_no_row_here() -> None:
-    """The agent leaves out what it could not encode, and keeps the rest."""
+def test_row_with_an_unknown_codec_is_dropped() -> None:
+    """The agent drops what it could not encode, and keeps the other rows."""
     later = msgspec.structs.replace(CUT, codecs={"h": "int4"})
     assert [row.name for row in plan_for(manifest(LOCAL, later), "pi4").rows] == ["local"]
 
 
-def test_the_plan_decides_by_todays_conditions() -> None:
-    """With the plan's link the cut is best; where the cloud is gone only the local row counts."""
+def test_selection_follows_current_conditions() -> None:
+    """With the planned link the cut is best; without the cloud only the local row counts."""
     with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "cut-1"
-        engine._own_target._breaker = engine.breaker.after_failure(float("inf"), 0.0, refused=True)
+        cloud.healthy = False
+        engine.own_target.on_overdue(0.0)
+        assert engine.breaker.state == "open"
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "local"
         assert len(cloud.asked) == 1
 
 
-def test_rows_that_leak_are_not_rows_here() -> None:
-    """A plan forged to send what may never leave is refused on the device, row by row, and whole if nothing is left."""
+def test_rows_that_violate_privacy_are_dropped() -> None:
+    """Rows of a forged plan that send protected tensors are refused on the device one by one, and the whole plan if
+    none is left."""
     assert [row.name for row in plan_for(manifest(LOCAL, CUT, REMOTE, private_tensors=("x",)), "pi4").rows] == [
         "local",
         "cut-1",
@@ -131,16 +129,16 @@ def test_rows_that_leak_are_not_rows_here() -> None:
         plan_for(manifest(LOCAL), "jetson")
 
 
-def test_a_plan_that_cuts_earlier_than_it_says_is_no_manifest() -> None:
-    """Its rows are held against the earliest cut that it states."""
+def test_row_before_the_plans_earliest_cut_is_malformed() -> None:
+    """Rows are checked against the earliest cut that the plan states."""
     good = manifest(LOCAL, CUT, required_local_layers=("a",))
     assert decode_manifest(encode_manifest(good)) == good
     with pytest.raises(MalformedMessage, match="earlier than its plan"):
         decode_manifest(encode_manifest(manifest(LOCAL, REMOTE, required_local_layers=("a",))))
 
 
-def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
-    """A plan without any privacy, signed or not, loses the rows that go below what this device demands."""
+def test_device_privacy_floor_overrides_the_plan() -> None:
+    """A plan without any privacy, signed or not, loses the rows below this device's own floor."""
     signed = manifest(LOCAL, CUT, REMOTE)
     for floor, left in (
         (PrivacyFloor(), ["local", "cut-1", "remote"]),
@@ -154,8 +152,8 @@ def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
         plan_for(manifest(REMOTE), "pi4", PrivacyFloor(keep_raw_input=True))
 
 
-def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
-    """The second floor: a request that would send what may never leave fails before a byte does."""
+def test_selected_row_that_violates_privacy_sends_nothing() -> None:
+    """The second check: a request that would send a protected tensor fails before any byte is sent."""
     with world(REMOTE) as (engine, cloud, release):
         leaky = msgspec.structs.replace(release.plan, private_tensors=("x",))
         object.__setattr__(release, "plan", leaky)
@@ -164,8 +162,8 @@ def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
         assert cloud.asked == []
 
 
-def test_only_this_classs_slices_are_needed() -> None:
-    """What no row runs on the device is neither fetched nor loaded."""
+def test_only_slices_of_this_device_class_are_needed() -> None:
+    """Slices that no row runs on the device are neither fetched nor loaded."""
     assert device_slices(plan_for(manifest(CUT, REMOTE), "pi4"), manifest(CUT, REMOTE)) == {"a"}
 
 
@@ -181,14 +179,15 @@ def test_wrong_inputs_are_refused_before_anything_runs(inputs: dict[str, np.ndar
         assert release.programs["a"].runs == 0  # type: ignore[attr-defined]
 
 
-def test_an_unknown_model_is_not_found() -> None:
-    """And the error says what there is."""
+def test_unknown_model_is_not_found() -> None:
+    """And the error lists the models that exist."""
     with world(LOCAL) as (engine, _, _), pytest.raises(NotFound, match="tiny"):
         engine.infer("huge", {"x": INPUT})
 
 
-def test_a_request_keeps_the_release_it_began_with() -> None:
-    """E7: a new release is activated while a request runs; it finishes by the old one, the next goes by the new."""
+def test_request_keeps_its_release_across_an_activation() -> None:
+    """E7: a new release is activated while a request runs; it finishes with the old one, the next request uses the new
+    one."""
     steps = programs()
     steps["b"].may_run.clear()
     with world(LOCAL, steps=steps) as (engine, _, _):
@@ -203,8 +202,8 @@ def test_a_request_keeps_the_release_it_began_with() -> None:
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.release == "b" * 64
 
 
-def test_more_requests_than_room_are_turned_away_at_once() -> None:
-    """The queue is bounded: one too many is told so, and takes nobody's place."""
+def test_full_queue_refuses_at_once() -> None:
+    """The queue is bounded: one request too many is refused, and displaces no other."""
     steps = programs()
     steps["a"].may_run.clear()
     engine = Engine("pi4", None, settings=Settings(in_flight=2))
@@ -224,8 +223,8 @@ def test_more_requests_than_room_are_turned_away_at_once() -> None:
     engine.stop()
 
 
-def test_a_request_behind_a_long_one_fails_before_its_deadline() -> None:
-    """The processor is not free in time: a typed error, and not after the time was up."""
+def test_request_behind_a_long_one_fails_by_its_deadline() -> None:
+    """The processor is not free in time: a typed error, not after the deadline."""
     steps = programs()
     steps["a"].may_run.clear()
     engine = Engine("pi4", None, settings=Settings(margin_s=1.0))
@@ -242,8 +241,8 @@ def test_a_request_behind_a_long_one_fails_before_its_deadline() -> None:
     engine.stop()
 
 
-def test_a_retried_id_gets_the_same_answer_without_running_again() -> None:
-    """Nothing is answered twice: the second asking of an id is given the first one's answer."""
+def test_retried_id_returns_the_cached_answer() -> None:
+    """The model does not run again for a repeated id."""
     with world(LOCAL) as (engine, _, release):
         first = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
         again = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
@@ -251,8 +250,8 @@ def test_a_retried_id_gets_the_same_answer_without_running_again() -> None:
         assert release.programs["a"].runs == 1  # type: ignore[attr-defined]
 
 
-def test_an_emulated_device_says_so() -> None:
-    """Whatever it reports is marked, and takes the device's time."""
+def test_emulated_device_is_marked_in_reports() -> None:
+    """Every report is marked, and the run takes the emulated device's time."""
     with world(LOCAL, emulated=True) as (engine, _, _):
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
         assert report.emulated and report.latency_s >= 0.01
@@ -266,8 +265,9 @@ def _golden(answer: np.ndarray, *, binary: bool) -> tuple[GoldenExample, dict[st
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_golden_inputs_pass_and_fail(binary: bool) -> None:
-    """C15: the stored whole answer is met, within another processor's arithmetic; anything else is not committed."""
+def test_golden_inputs_decide_the_commit(binary: bool) -> None:
+    """C15: the stored whole answer is met within the tolerance for another processor's arithmetic; anything else is not
+    committed."""
     good, chunks = _golden(EXPECTED * np.float32(1 + 1e-6), binary=binary)
     check_golden(active(LOCAL), good, chunks.__getitem__)
     bad, wrong = _golden(EXPECTED + np.float32(0.5), binary=binary)
@@ -275,8 +275,8 @@ def test_golden_inputs_pass_and_fail(binary: bool) -> None:
         check_golden(active(LOCAL), bad, wrong.__getitem__)
 
 
-def test_nan_is_never_close() -> None:
-    """An answer that became NaN is another answer."""
+def test_nan_never_matches_a_golden_answer() -> None:
+    """An answer that became NaN is a different answer."""
     want = np.ones(3, np.float32)
     assert is_close(want, want)
     assert not is_close(np.array([1, np.nan, 1], np.float32), want)
@@ -284,22 +284,22 @@ def test_nan_is_never_close() -> None:
     assert not is_close(np.ones((3, 1), np.float32), want)
 
 
-def test_where_the_device_cannot_answer_alone_loading_was_the_test() -> None:
-    """No local row: the golden input has nothing to run on here."""
+def test_golden_inputs_are_skipped_without_a_local_row() -> None:
+    """Without a local row a golden input cannot run on the device; loading was the test."""
     golden, chunks = _golden(EXPECTED, binary=True)
     check_golden(active(CUT), golden, chunks.__getitem__)
     assert X.name == "x"
 
 
-def test_a_model_name_with_a_slip_is_answered_with_the_near_one() -> None:
-    """The same for every way in."""
+def test_misspelt_model_name_suggests_the_nearest() -> None:
+    """The same for every interface."""
     assert suggest_models("digts", ["digits", "faces"]) == "did you mean digits?"
     assert suggest_models("xyz", ["digits", "faces"]) == "these do: digits, faces"
     assert "edgectl deploy" in suggest_models("digits", [])
 
 
-def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
-    """A cloud that is broken, an application's bad frame and a deadline in the past are not the release's fault."""
+def test_release_health_counts_only_device_failures() -> None:
+    """A broken cloud, an application's bad frame and a deadline in the past are not the release's fault."""
     steps = programs()
     told: list[tuple[str, Exception | None]] = []
     cloud = ScriptedCloud()
@@ -312,7 +312,6 @@ def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     assert told == [(DIGEST, None)], "the device did its part, the cloud did not"
     steps["a"].error = UsageError("the frame is not a whole JPEG")
-    engine._own_target._breaker = CircuitBreaker()
     with pytest.raises(UsageError):
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     with pytest.raises(UsageError):

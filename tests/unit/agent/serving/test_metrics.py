@@ -1,4 +1,4 @@
-"""What is seen of requests: the agent's and the offload server's counts, reports, telemetry, and where they agree."""
+"""Metrics of requests: the agent's and the offload server's counters, reports, telemetry, and where they agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgesplit.observability.prometheus import render_metrics
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import PHASES, Report, from_parameters, phases, to_parameters
 from edgesplit.plan import Conditions
-from edgesplit_agent.main import _parser as parser
+from edgesplit_agent.main import build_parser
 from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.serving.metrics import RequestMetrics, engine_series, outcome_label, power_gauges
@@ -32,8 +32,8 @@ NOW = Conditions(link=LINK)
 SPLIT = msgspec.structs.replace(CUT, device_s=0.0)
 
 
-def test_the_phases_of_a_report_are_its_latency() -> None:
-    """Nothing counts twice: what is part of the device's or the server's seconds is taken off there."""
+def test_report_phases_sum_to_the_latency() -> None:
+    """Nothing counts twice: a phase within the device's or the server's seconds is subtracted there."""
     report = Report(
         release="r", row="cut-1", latency_s=0.1, queue_s=0.001, device_s=0.02, decode_s=0.005, encode_s=0.002,
         link_s=0.03, remote_s=0.04, remote_queue_s=0.004, remote_decode_s=0.003, remote_encode_s=0.001,
@@ -51,9 +51,8 @@ def test_the_phases_of_a_report_are_its_latency() -> None:
     }  # fmt: skip
 
 
-def test_an_older_client_reads_the_report_and_an_older_agents_is_read() -> None:
-    """Parameters that one does not know are passed over; those that the other did not send, for it knows them not or
-    they are nought, are nought."""
+def test_reports_are_compatible_with_older_clients_and_agents() -> None:
+    """Unknown parameters are ignored; absent ones are zero."""
     report = Report(release="r", row="local", queue_s=0.5, latency_s=0.7, trace_id="a" * 32)
     sent = to_parameters(report)
     assert from_parameters({**sent, "edgesplit_of_a_later_day": 1}) == report
@@ -61,8 +60,8 @@ def test_an_older_client_reads_the_report_and_an_older_agents_is_read() -> None:
     assert from_parameters(old) == Report(release="r", row="local", latency_s=0.7)
 
 
-def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> None:
-    """Ten requests over both tiers: ten in each side's counts, the sums of phases those of the ten reports."""
+def test_device_and_server_counters_agree(tmp_path: Path) -> None:
+    """Ten requests over both tiers: ten in each side's counters, and the phase sums are those of the ten reports."""
     metrics, kept = RequestMetrics(), RecordList()
     with both_sides(tmp_path, observer=metrics) as (engine, offload):
         engine.observe(kept)
@@ -76,7 +75,7 @@ def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> Non
     assert value(page, "edgesplit_agent_request_seconds_count", **row) == 10
     assert value(page, "edgesplit_agent_request_seconds_sum", **row) == pytest.approx(sum(r.latency_s for r in reports))
     for phase in PHASES:
-        took = [found[phase] for found in map(phases, reports) if phase in found]
+        took = [phase_s[phase] for phase_s in map(phases, reports) if phase in phase_s]
         labels = {"model": "handmade@1", "phase": phase}
         assert value(page, "edgesplit_agent_phase_seconds_count", **labels) == len(took)
         assert value(page, "edgesplit_agent_phase_seconds_sum", **labels) == pytest.approx(sum(took))
@@ -93,7 +92,7 @@ def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> Non
     assert all(report.queue_s > 0 and report.answer_decode_s > 0 for report in reports)
 
 
-def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
+def test_fallback_reports_wait_and_tail_time() -> None:
     """And no second of the cloud's is counted."""
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = unavailable
@@ -108,8 +107,9 @@ def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
 @pytest.mark.parametrize(
     "claim", ["run;dur=60000", "queue;dur=1, run;dur=5000", "x" * 10_000, "run;dur=-5", "\xff", "decode;dur=nan"]
 )
-def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: str) -> None:
-    """Its phases are left away; the answer is as good as any."""
+def test_impossible_server_times_are_ignored(claim: str) -> None:
+    """The phases of a server that claims more seconds than the exchange took are left out; its answer is still
+    valid."""
 
     def boasting(request: Request, good: Response) -> Response:
         return Response(good.status, {**good.headers, "server-timing": claim}, good.body)
@@ -129,8 +129,8 @@ def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: st
         (RuntimeError("ours"), "failed"),
     ],
 )  # fmt: skip
-def test_each_error_is_counted_under_one_of_few_words(error: Exception, word: str) -> None:
-    """However it is worded."""
+def test_errors_are_counted_under_a_fixed_set_of_reasons(error: Exception, word: str) -> None:
+    """Whatever the error's text."""
     assert outcome_label(error) == word
     metrics = RequestMetrics()
     metrics.finished(record(error, version="m@1"))
@@ -139,8 +139,8 @@ def test_each_error_is_counted_under_one_of_few_words(error: Exception, word: st
     assert server_outcome(error) == {"link": "gone", "dropped": "failed"}.get(word, word)
 
 
-def test_hostile_names_make_no_series(tmp_path: Path) -> None:
-    """A thousand models that are not here are one series of the offload server's, and none of the agent's."""
+def test_hostile_names_create_no_metric_series(tmp_path: Path) -> None:
+    """A thousand unknown models are one series of the offload server's, and none of the agent's."""
     with both_sides(tmp_path) as (engine, offload):
         for number in range(300):
             status, _ = asked(offload.port, f"/v2/models/{'ab' * 32}.pi.cut-{number}/infer", "POST")
@@ -149,13 +149,13 @@ def test_hostile_names_make_no_series(tmp_path: Path) -> None:
                 engine.infer(f"model-{number}", INPUTS)
         body, length = oip.encode_request(oip.InferRequest(inputs={"mid": MID}))
         assert asked(offload.port, f"/v2/models/{HANDMADE_CUT}/infer", "POST")[0] == 400
-        series = [one for one in offload.series() if one.family == "edgesplit_offload_requests_total"]
-    assert {one.labels for one in series} == {("", "", "rejected"), ("handmade@1", "cut-1", "rejected")}
-    assert sum(one.value for one in series) == 301 and body and length and DIGEST
+        series = [sample for sample in offload.series() if sample.family == "edgesplit_offload_requests_total"]
+    assert {sample.labels for sample in series} == {("", "", "rejected"), ("handmade@1", "cut-1", "rejected")}
+    assert sum(sample.value for sample in series) == 301 and body and length and DIGEST
 
 
-def test_sensors_that_are_there_are_shown_and_others_are_not() -> None:
-    """No battery is no sample: a nought would be an empty one."""
+def test_only_present_sensors_are_exposed() -> None:
+    """A missing battery gives no sample: zero would mean an empty one."""
     read = Readings(battery_percent=40.0, celsius=61.5, under_voltage=False)
     found = samples(render_metrics([*power_gauges("balanced", read)]))
     ours = {name: number for (name, _), number in found.items() if name.startswith("edgesplit_")}
@@ -166,13 +166,13 @@ def test_sensors_that_are_there_are_shown_and_others_are_not() -> None:
 
 
 def test_devices_cannot_read_the_servers_metrics(tmp_path: Path) -> None:
-    """What others ask is none of their business: the page is on no port that they may reach."""
+    """The metrics page is on no port that devices may reach."""
     with both_sides(tmp_path) as (_, offload):
         assert asked(offload.port, "/metrics")[0] == 404
 
 
-def test_a_foreign_page_cannot_read_the_agents_metrics() -> None:
-    """The rule of the local endpoint holds for /metrics too."""
+def test_web_page_cannot_read_the_agents_metrics() -> None:
+    """The origin check of the local endpoint holds for /metrics too."""
     with world(LOCAL) as (engine, _, _):
         endpoint = Endpoint(engine, dict, lambda: Response(200, {}, [b"page"]))
         seen = {
@@ -186,8 +186,8 @@ def test_a_foreign_page_cannot_read_the_agents_metrics() -> None:
     assert seen == {"local": 200, "rebound": 403, "foreign": 403}
 
 
-def test_telemetry_tells_the_phases_of_a_window_and_begins_anew() -> None:
-    """As sparse histograms, which a controller decodes."""
+def test_telemetry_reports_phase_histograms_per_window() -> None:
+    """As sparse histograms, which a controller decodes; the next window starts at zero."""
     windows, release = TelemetryWindows(), active(LOCAL)
     for _ in range(3):
         windows.finished(record(Report(release="r", row="local", latency_s=0.004, device_s=0.003)))
@@ -200,8 +200,8 @@ def test_telemetry_tells_the_phases_of_a_window_and_begins_anew() -> None:
     assert windows.close_windows({"tiny": release}, NOW)[0].phases == ()
 
 
-def test_telemetry_of_many_models_fits_into_a_message() -> None:
-    """The least asked models' phases are left away first; every model's figures stay."""
+def test_telemetry_of_many_models_fits_one_message() -> None:
+    """The phases of the least used models are left out first; every model's totals stay."""
     full = tuple(PhaseSeconds(name, 1.0, tuple((place, 9) for place in range(17))) for name in PHASES)
     windows = tuple(
         TelemetryWindow(model=f"model-{number}", release="a" * 64, row="local", requests=number, phases=full)
@@ -213,15 +213,15 @@ def test_telemetry_of_many_models_fits_into_a_message() -> None:
     assert len(messages.encode(whole)) > LIMITS.telemetry_bytes
     sent = shorten_to_fit(whole)
     assert len(messages.encode(sent)) <= LIMITS.telemetry_bytes
-    assert [one.requests for one in sent.models] == list(range(30))
-    kept = [one.requests for one in sent.models if one.phases]
+    assert [model.requests for model in sent.models] == list(range(30))
+    kept = [model.requests for model in sent.models if model.phases]
     assert kept and kept == list(range(30 - len(kept), 30))
     small = msgspec.structs.replace(whole, models=windows[:2])
     assert shorten_to_fit(small) == small
 
 
-def test_an_older_device_has_no_phases_and_a_hostile_one_not_too_many() -> None:
-    """A controller reads the first and refuses the second."""
+def test_controller_accepts_missing_phases_and_refuses_too_many() -> None:
+    """Older devices send none; a hostile one may send too many."""
     told = {"model": "m", "release": "r", "row": "local"}
     bare = {
         "type": "telemetry", "session": 1, "sequence": 1, "emulated": False, "up_bytes_per_s": 1.0, "rtt_s": 0.1,
@@ -246,10 +246,10 @@ def test_an_older_device_has_no_phases_and_a_hostile_one_not_too_many() -> None:
             read(phases=hostile)
 
 
-def test_an_agent_of_whose_metrics_nothing_is_said_starts_without_them() -> None:
-    """Defaults are no addresses; argparse holds a default that is text against the option's own grammar."""
-    options = parser().parse_args(["run", "--data", "folder"])
+def test_metrics_are_off_by_default() -> None:
+    """The default is no address; argparse checks a default given as text against the option's own grammar."""
+    options = build_parser().parse_args(["run", "--data", "folder"])
     assert options.metrics is None and options.gateway_metrics is None
     for option in ("--metrics", "--gateway-metrics"):
         with pytest.raises(SystemExit):
-            parser().parse_args(["run", "--data", "folder", option, "9400"])
+            build_parser().parse_args(["run", "--data", "folder", option, "9400"])

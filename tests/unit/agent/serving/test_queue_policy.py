@@ -1,4 +1,4 @@
-"""Turns at the device's processor: who is next, who gives way, who is told. No engine here."""
+"""The device's processor queue: who is next, which frame is dropped, who is notified. No engine here."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def place(
     )
 
 
-def test_where_there_is_room_nobody_gives_way() -> None:
+def test_no_frame_is_dropped_while_there_is_room() -> None:
     """Whatever the policies say."""
-    here = [place(one, drop="oldest") for one in range(3)]
+    here = [place(number, drop="oldest") for number in range(3)]
     for new in (place(9), place(9, drop="newest"), place(9, drop="oldest", queue=4)):
         assert entry_to_drop(new, here, room=4) is None
 
 
-def test_a_request_without_a_policy_is_turned_away_from_a_full_queue() -> None:
-    """Busy: to be tried again. It takes nobody's place, and nobody takes its."""
+def test_full_queue_refuses_a_request_without_a_policy() -> None:
+    """With Busy, to be retried. It displaces no other request, and none displaces it."""
     here = [place(1), place(2, drop="oldest")]
     with pytest.raises(Busy):
         entry_to_drop(place(9), here, room=2)
@@ -45,24 +45,24 @@ def test_a_request_without_a_policy_is_turned_away_from_a_full_queue() -> None:
         entry_to_drop(place(9, drop="oldest"), [place(1), place(2)], room=2)
 
 
-def test_a_model_that_floods_leaves_the_others_room() -> None:
-    """Each has its own bound; together they have twice that."""
-    flood = [place(one) for one in range(4)]
+def test_each_model_has_its_own_queue_bound() -> None:
+    """Together the models have twice that."""
+    flood = [place(number) for number in range(4)]
     assert entry_to_drop(place(9, model="n"), flood, room=4) is None
     with pytest.raises(Busy):
-        entry_to_drop(place(9, model="n"), flood + [place(one, model="o") for one in range(4)], room=4)
+        entry_to_drop(place(9, model="n"), flood + [place(number, model="o") for number in range(4)], room=4)
 
 
-def test_newest_drops_the_frame_that_comes() -> None:
-    """What waits is kept."""
+def test_policy_newest_drops_the_arriving_frame() -> None:
+    """Waiting frames are kept."""
     with pytest.raises(Dropped):
         entry_to_drop(place(9, drop="newest"), [place(1, drop="newest")], room=1)
     with pytest.raises(Dropped):
         entry_to_drop(place(9, drop="newest", queue=1), [place(1, drop="newest")], room=32)
 
 
-def test_oldest_drops_the_oldest_frame_of_the_same_stream_that_has_not_begun() -> None:
-    """Not one that runs or is away, not another stream's, not another model's."""
+def test_policy_oldest_drops_the_streams_oldest_waiting_frame() -> None:
+    """Not one that runs or is offloaded, not another stream's, not another model's."""
     begun, other, foreign = (
         place(1, drop="oldest", stream="cam", begun=True),
         place(2, drop="oldest", stream="other"),
@@ -75,8 +75,8 @@ def test_oldest_drops_the_oldest_frame_of_the_same_stream_that_has_not_begun() -
         entry_to_drop(new, [begun, other, foreign], room=2)
 
 
-def test_a_stream_may_bound_its_own_queue() -> None:
-    """One more than it lets wait is no room, however much there is; those that have begun do not wait."""
+def test_stream_may_bound_its_own_queue() -> None:
+    """A stream's bound on waiting frames holds however much room there is; frames that have started do not count."""
     begun = place(1, drop="oldest", begun=True)
     waiting = place(2, drop="oldest")
     assert entry_to_drop(place(9, drop="oldest", queue=1), [begun], room=32) is None
@@ -84,18 +84,19 @@ def test_a_stream_may_bound_its_own_queue() -> None:
     assert entry_to_drop(place(9, drop="oldest", queue=2), [begun, waiting], room=32) is None
 
 
-def test_within_a_model_the_earliest_deadline_goes_first_then_the_first_to_come() -> None:
-    """A tail that is about to miss its deadline overtakes a frame that has time."""
+def test_earliest_deadline_first_within_a_model() -> None:
+    """Then in order of arrival. A tail that is about to miss its deadline overtakes a frame that has time."""
     shares = FairShares()
     late, soon, early = place(1, deadline=5.0), place(2, deadline=2.0), place(3, deadline=2.0)
     assert shares.next([late, early, soon]) is soon
     assert shares.next([]) is None
 
 
-def test_a_model_that_floods_waits_behind_the_others() -> None:
-    """Ten frames of one and two of another: each has half the processor while both want it, by seconds, not turns."""
-    shares, waiting, order = FairShares(), [place(one) for one in range(10)], ""
-    waiting += [place(20 + one, model="n") for one in range(2)]
+def test_models_share_the_processor_by_seconds() -> None:
+    """Ten frames of one model and two of another: each has half the processor while both want it, by seconds, not
+    turns."""
+    shares, waiting, order = FairShares(), [place(number) for number in range(10)], ""
+    waiting += [place(20 + number, model="n") for number in range(2)]
     while waiting:
         chosen = shares.next(waiting)
         assert chosen is not None
@@ -106,7 +107,7 @@ def test_a_model_that_floods_waits_behind_the_others() -> None:
     assert order == "mnmmmnmmmmmm"
 
 
-def test_a_model_that_was_idle_has_saved_nothing_up() -> None:
+def test_idle_model_accumulates_no_credit() -> None:
     """After an hour of one model the other gets its half, not the next hour."""
     shares = FairShares()
     for _ in range(1000):
@@ -153,25 +154,27 @@ class Waiter:
         return self.got
 
 
-def test_the_processor_goes_from_one_to_the_next() -> None:
-    """Never two at once, none forgotten; afterwards it is free."""
-    processor, places = DeviceQueue(32), [place(deadline=FAR + one) for one in range(3)]
+def test_processor_is_passed_on_exactly_once() -> None:
+    """Never held by two at once, no waiter forgotten; afterwards it is free."""
+    processor, places = DeviceQueue(32), [place(deadline=FAR + number) for number in range(3)]
     with taken(processor):
         waiters = []
-        for one in places:
-            waiters.append(Waiter(processor, one))
+        for entry in places:
+            waiters.append(Waiter(processor, entry))
             eventually("it waits", lambda: len(processor._waiting) == len(waiters))
         assert processor.has_waiting
     for waiter in waiters:
         eventually("its turn", lambda waiter=waiter: waiter.got)  # type: ignore[misc]
-        assert sum(one.got == "turn" and not one.finish.is_set() for one in waiters) == 1
+        assert sum(waiter.got == "turn" and not waiter.finish.is_set() for waiter in waiters) == 1
         waiter.finish.set()
         assert waiter.end() == "turn"
-    assert not processor.has_waiting and processor._holder is None
+    assert not processor.has_waiting
+    with taken(processor):
+        pass  # it is free
 
 
-def test_who_waits_too_long_is_told_and_takes_no_turn() -> None:
-    """And the next one is not hindered."""
+def test_wait_timeout_raises_and_takes_no_turn() -> None:
+    """And the next waiter is not held up."""
     processor = DeviceQueue(32)
     with taken(processor):
         assert Waiter(processor, place(), by=perf_counter()).end() == "DeadlineExceeded"
@@ -181,8 +184,8 @@ def test_who_waits_too_long_is_told_and_takes_no_turn() -> None:
         pass
 
 
-def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
-    """A tail whose race is over gives up its waiting at once."""
+def test_cancelled_waiter_leaves_the_queue() -> None:
+    """A tail whose race is over stops waiting at once."""
     processor, mine = DeviceQueue(32), place()
     with taken(processor):
         waiter = Waiter(processor, mine)
@@ -192,8 +195,8 @@ def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
         processor.withdraw(mine)
 
 
-def test_a_frame_that_gave_way_hears_of_it_where_it_waits_and_before() -> None:
-    """Both the one that waits for its turn and the one that has not asked for it yet; each leaves its room at once."""
+def test_dropped_frame_is_notified_while_waiting_and_before() -> None:
+    """Both the one that waits for its turn and the one that has not asked for it yet; each frees its place at once."""
     processor = DeviceQueue(32)
     waiting, asleep = (place(drop="oldest", queue=1, stream="cam") for _ in range(2))
     with taken(processor), processor.admitted(waiting):
@@ -210,8 +213,8 @@ def test_a_frame_that_gave_way_hears_of_it_where_it_waits_and_before() -> None:
     assert processor.dropped == 2 and processor.in_flight == 0
 
 
-def test_a_full_room_turns_away_and_empties() -> None:
-    """Whatever happens inside, the place is given back."""
+def test_place_in_the_queue_is_always_released() -> None:
+    """Whatever happens inside; a full queue refuses."""
     processor = DeviceQueue(1)
     with pytest.raises(ZeroDivisionError), processor.admitted(place()):
         with pytest.raises(Busy), processor.admitted(place()):
@@ -222,8 +225,9 @@ def test_a_full_room_turns_away_and_empties() -> None:
     assert processor.in_flight == 0 and processor.dropped == 1
 
 
-def test_under_a_storm_one_has_it_at_a_time_and_nobody_is_forgotten() -> None:
-    """Seeded threads take turns, give up, are withdrawn and give way: each ends, one at a time has it, all is empty."""
+def test_concurrent_waiters_hold_the_processor_one_at_a_time() -> None:
+    """Seeded threads take turns, time out, are cancelled and dropped: each ends, one at a time holds the processor, and
+    the queue is empty at the end."""
     processor, inside, most = DeviceQueue(6), [0], [0]
     endings: list[str] = []
     lock = threading.Lock()
@@ -262,5 +266,7 @@ def test_under_a_storm_one_has_it_at_a_time_and_nobody_is_forgotten() -> None:
         thread.join(60)
     assert len(endings) == 8 * 300, "somebody waits for ever"
     assert most[0] == 1
-    assert (processor.in_flight, processor._waiting, processor._holder) == (0, {}, None)
+    assert (processor.in_flight, processor.has_waiting) == (0, False)
+    with taken(processor):
+        pass  # it is free
     assert endings.count("turn") > 0

@@ -1,4 +1,4 @@
-"""The activation state goes by what is on disk, unless a caller can go on without the write."""
+"""The activation state follows what is on disk, unless a caller can go on without the write."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class FullFolder(DataFolder):
 
 
 def test_change_that_the_disk_refuses_is_not_adopted(tmp_path: Path) -> None:
-    """What this process goes by is what the next start would find."""
+    """The state in memory is what the next start would find."""
     store = ActivationStore(FullFolder(tmp_path))
     with pytest.raises(OSError, match="No space"):
         store.update(slots.with_activated, "tiny", "a" * 64)
     assert store.current == Current()
 
 
-def test_change_without_a_write_is_adopted_where_the_caller_can_go_on(tmp_path: Path) -> None:
+def test_change_without_a_write_is_adopted_if_the_caller_allows_it(tmp_path: Path) -> None:
     """A start is counted in memory where the disk is full."""
     store = ActivationStore(FullFolder(tmp_path))
     store.update_best_effort(slots.with_start_counted(Current()), "this start is not counted")

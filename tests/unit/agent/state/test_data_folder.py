@@ -34,7 +34,7 @@ ME = Identity(
 
 
 def test_one_agent_per_folder(tmp_path: Path) -> None:
-    """A second start on the same folder says so in one line, and disturbs nothing."""
+    """A second start on the same folder fails in one line, and does not disturb the first."""
     first = DataFolder(tmp_path / "data")
     first.acquire()
     with pytest.raises(UsageError, match="another edgesplit-agent"):
@@ -44,7 +44,7 @@ def test_one_agent_per_folder(tmp_path: Path) -> None:
 
 
 def test_session_numbers_only_grow(tmp_path: Path) -> None:
-    """On disk before they are used: also across restarts."""
+    """They are on disk before they are used: also across restarts."""
     folder = DataFolder(tmp_path)
     assert [folder.next_session(1000.5), folder.next_session(1000.9), folder.next_session(7.0)] == [1000, 1001, 1002]
     assert DataFolder(tmp_path).next_session(0.0) == 1003  # A12: a clock without a battery does not bring it back
@@ -52,8 +52,8 @@ def test_session_numbers_only_grow(tmp_path: Path) -> None:
     assert folder.next_session(2000.0) == 2000
 
 
-def test_what_runs_survives_as_it_was_written(tmp_path: Path) -> None:
-    """current.json holds the statement as it was signed, byte for byte."""
+def test_current_statement_is_stored_byte_for_byte(tmp_path: Path) -> None:
+    """current.json holds the statement as it was signed."""
     folder = DataFolder(tmp_path)
     assert folder.read_current() is None
     slots, safe = Slots(committed="b" * 64, trial="a" * 64), SafeMode("three starts", ("a" * 64,))
@@ -73,8 +73,8 @@ def test_what_runs_survives_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"{", b"\xff" * 40, b"[]", b'{"number": "x"}'])
-def test_spoilt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
-    """A7: whatever a dying card left there, the agent starts, and the evidence is kept."""
+def test_corrupt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
+    """A7: whatever a failing card left there, the agent starts, and the file is kept for inspection."""
     for name in ("session.json", "current.json", "agent.json"):
         (tmp_path / name).write_bytes(spoilt)
     folder = DataFolder(tmp_path)
@@ -82,8 +82,8 @@ def test_spoilt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
     assert (tmp_path / "session.json.corrupt").read_bytes() == spoilt
 
 
-def test_enrolled_only_when_everything_is_there(tmp_path: Path) -> None:
-    """A4: a half-done enrolment is none."""
+def test_enrolment_is_all_or_nothing(tmp_path: Path) -> None:
+    """A4: a device with a part of its credentials is not enrolled."""
     folder = DataFolder(tmp_path)
     folder.write_identity(ME)
     assert folder.read_identity() is None
@@ -93,8 +93,8 @@ def test_enrolled_only_when_everything_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [None, b"", b"{", b"\xff" * 40])
-def test_a_spoilt_enrolled_json_does_not_cost_the_identity(tmp_path: Path, spoilt: bytes | None) -> None:
-    """A7: the claim is used up, and nobody would tell us again who we are: there is a copy."""
+def test_corrupt_enrolled_json_is_restored_from_its_copy(tmp_path: Path, spoilt: bytes | None) -> None:
+    """A7: the claim is used up, so the identity could not be requested again: there is a copy."""
     folder = DataFolder(tmp_path)
     for path in (folder.key_file, folder.certificate_file, folder.ca_file):
         path.parent.mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ def get(url: str, path: str, method: str = "GET", headers: dict[str, str] | None
     return response.status, json.loads(body)
 
 
-def test_the_client_is_answered_with_a_report(served: str) -> None:
+def test_client_gets_answer_and_report(served: str) -> None:
     """edgesplit.Client against the local endpoint: tensors, report, model list, errors."""
     client = Client(served)
     answer = client.infer("tiny", {"x": INPUT}, deadline_s=10)
@@ -156,14 +156,14 @@ def test_the_client_is_answered_with_a_report(served: str) -> None:
         ("/edgesplit/status", 200, lambda said: said == {"device": "cam"}),
     ],
 )
-def test_the_protocols_other_paths(served: str, path: str, status: int, holds: Any) -> None:
+def test_health_metadata_and_status_paths(served: str, path: str, status: int, holds: Any) -> None:
     """What the Open Inference Protocol asks of a server, and our status beside it."""
     got, said = get(served, path)
     assert got == status and holds(said)
 
 
-def test_plain_json_is_understood(served: str) -> None:
-    """curl can ask."""
+def test_plain_json_requests_are_accepted(served: str) -> None:
+    """curl can send them."""
     body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3]}]})
     connection = http.client.HTTPConnection(served.removeprefix("http://"), timeout=10)
     connection.request("POST", "/v2/models/tiny/infer", body)
@@ -186,17 +186,17 @@ def test_plain_json_is_understood(served: str) -> None:
         ({}, False),
     ],
 )
-def test_a_web_page_cannot_drive_the_device(headers: dict[str, str], expected: bool) -> None:
-    """Neither across origins nor under a name that was pointed at this machine."""
+def test_web_page_cannot_reach_the_local_endpoint(headers: dict[str, str], expected: bool) -> None:
+    """Neither across origins nor under a DNS name that was pointed at this machine."""
     assert is_local(Request("GET", "/v2", headers=headers)) is expected
 
 
-def test_a_foreign_page_is_told_403(served: str) -> None:
+def test_cross_origin_request_gets_403(served: str) -> None:
     """And nothing ran."""
     assert get(served, "/v2", headers={"Origin": "https://evil.example"})[0] == 403
 
 
-def test_windows_count_and_begin_anew() -> None:
+def test_telemetry_windows_count_and_reset() -> None:
     """Requests, fallbacks, switches, late samples, quantiles; the next window starts at zero and knows its row."""
     windows, release = TelemetryWindows(), active(LOCAL)
     now = Conditions(link=Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01))
@@ -222,7 +222,7 @@ def test_windows_count_and_begin_anew() -> None:
     assert windows.total["tiny"] == {"requests": 5, "failed": 1, "fallbacks": 1, "switches": 2, "emulation_overruns": 1}
 
 
-def test_quantile_of_nothing() -> None:
+def test_quantile_without_requests_is_zero() -> None:
     """No requests, no latency."""
     assert quantile([], 0.95) == 0.0
 
@@ -237,23 +237,23 @@ def test_quantile_of_nothing() -> None:
         (["run", "--data", "/proc/none"], "cannot write"),
     ],
 )
-def test_commands_fail_in_one_line(
+def test_command_errors_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], says: str
 ) -> None:
-    """What is wrong and what would do; exit code 2."""
+    """What is wrong and what would help; exit code 2."""
     assert main([str(tmp_path / "d") if word == "DATA" else word for word in argv]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
 
 
-def test_status_of_an_agent_that_died_is_a_lost_link(tmp_path: Path) -> None:
+def test_status_of_a_dead_agent_is_a_link_error(tmp_path: Path) -> None:
     """agent.json outlived its agent: exit code 5, not a traceback."""
     DataFolder(tmp_path).write_address(AgentAddress(device="cam", url="http://127.0.0.1:9", pid=1, emulated=False))
     assert main(["status", "--data", str(tmp_path)]) == 5
 
 
-def test_the_folder_keeps_its_files_private_enough(tmp_path: Path) -> None:
-    """The lock is ours alone; nothing here is writable by others."""
+def test_data_folder_permissions(tmp_path: Path) -> None:
+    """The lock is readable by its owner only; nothing here is writable by others."""
     folder = DataFolder(tmp_path / "d")
     folder.acquire()
     folder.next_session(1.0)
@@ -263,10 +263,10 @@ def test_the_folder_keeps_its_files_private_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [["--link", "wify"], ["--broker", "nowhere"], ["--port", "TAKEN"]])
-def test_a_claim_is_not_used_up_by_an_agent_that_cannot_run(
+def test_claim_is_not_used_by_an_agent_that_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: list[str]
 ) -> None:
-    """A claim serves once: a bad --link or a taken port is refused before it is shown to the controller."""
+    """A claim is valid once: a bad --link or a taken port is refused before the claim is sent to the controller."""
     shown: list[object] = []
     monkeypatch.setattr("edgesplit_agent.main.read_claim", lambda path: path)
     monkeypatch.setattr("edgesplit_agent.main.enrol_with_retries", lambda *given: shown.append(given))
@@ -279,8 +279,10 @@ def test_a_claim_is_not_used_up_by_an_agent_that_cannot_run(
 
 
 @pytest.mark.parametrize("wrong", [["--threads", "0"], ["--threads", "many"], ["--port", "70000"], ["--port", "-1"]])
-def test_numbers_out_of_range_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
-    """No thread, or a port that is none."""
+def test_option_values_out_of_range_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    """Zero threads, or an invalid port."""
     with pytest.raises(SystemExit) as ended:
         main(["run", "--data", str(tmp_path), *wrong])
     assert ended.value.code == 2

@@ -1,4 +1,5 @@
-"""What is measured while the link is gone: kept within bounds, sent in order, stored once, lost only as it is said."""
+"""Telemetry measured while the link is down: kept within bounds, sent in order, stored once, dropped only in the
+documented order."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ def put(ring: DiskRing, count: int, *, worth: str = "idle", size: int = 100, fir
 
 
 def numbers(found: list[Entry]) -> list[int]:
-    return [int(one.payload.split(b":")[0]) for one in found]
+    return [int(entry.payload.split(b":")[0]) for entry in found]
 
 
-def test_what_was_flushed_survives_and_comes_back_in_order(tmp_path: Path) -> None:
-    """Of several worths, over several segments, by a ring of another process."""
+def test_flushed_entries_survive_in_order(tmp_path: Path) -> None:
+    """Of several priorities, over several segments, read by the ring of another process."""
     ring = DiskRing(tmp_path)
     for number in range(3_000):
         ring.add(("idle", "busy", "trouble")[number % 3], f"{number}:".encode().ljust(90, b"x"), at(number))
@@ -68,8 +69,8 @@ def test_what_was_flushed_survives_and_comes_back_in_order(tmp_path: Path) -> No
     assert taken == list(range(3_000)) and again.is_empty and list(tmp_path.iterdir()) == []
 
 
-def test_a_power_cut_costs_what_was_not_flushed_and_nothing_else(tmp_path: Path) -> None:
-    """The promise about the card: at most once a minute it is written to."""
+def test_power_cut_loses_only_unflushed_entries(tmp_path: Path) -> None:
+    """The card is written to at most once a minute."""
     ring = DiskRing(tmp_path)
     put(ring, 5)
     ring.flush(at(5))
@@ -79,10 +80,10 @@ def test_a_power_cut_costs_what_was_not_flushed_and_nothing_else(tmp_path: Path)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6), st.data())
-def test_a_segment_is_read_up_to_where_it_is_whole(payloads: list[bytes], data: st.DataObject) -> None:
+def test_segment_is_read_up_to_its_first_damage(payloads: list[bytes], data: st.DataObject) -> None:
     """Every prefix, and a flipped byte anywhere, gives the entries before it and never one that was not written."""
     written = [Entry(number, 1.5, 2.5, 7, payload) for number, payload in enumerate(payloads, start=1)]
-    raw = b"".join(one.encoded() for one in written)
+    raw = b"".join(entry.encoded() for entry in written)
     cut = data.draw(st.integers(0, len(raw)))
     assert list(parse_entries(raw[:cut])) == written[: len(list(parse_entries(raw[:cut])))]
     if raw:
@@ -91,8 +92,8 @@ def test_a_segment_is_read_up_to_where_it_is_whole(payloads: list[bytes], data: 
         assert list(parse_entries(spoilt)) == written[: len(list(parse_entries(spoilt)))]
 
 
-def test_a_torn_tail_is_written_over(tmp_path: Path) -> None:
-    """What a power cut left half written hides nothing that is written after it."""
+def test_torn_tail_is_overwritten(tmp_path: Path) -> None:
+    """A half-written entry after a power cut hides nothing that is written after it."""
     ring = DiskRing(tmp_path)
     put(ring, 3)
     ring.flush(at(3))
@@ -105,18 +106,20 @@ def test_a_torn_tail_is_written_over(tmp_path: Path) -> None:
     assert again.to_telemetry().corrupt == 1 and numbers(DiskRing(tmp_path).batch(10**6, 100)) == list(range(6))
 
 
-def test_foreign_and_empty_files_are_in_nobodys_way(tmp_path: Path) -> None:
-    """Neither names that are none of ours nor a segment in which nothing can be read."""
+def test_foreign_and_empty_files_are_ignored(tmp_path: Path) -> None:
+    """Neither foreign file names nor a segment without a readable entry do harm."""
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "000000000000000007.busy").write_bytes(b"garbage")
     ring = DiskRing(tmp_path)
     assert (
-        ring.is_empty and ring.to_telemetry().corrupt == 1 and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+        ring.is_empty
+        and ring.to_telemetry().corrupt == 1
+        and [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
     )
 
 
-def test_with_no_room_idling_goes_before_work_and_work_before_trouble(tmp_path: Path) -> None:
-    """A8: the lowest class first, the oldest of it first, and what went is counted."""
+def test_full_ring_drops_idle_then_busy_then_error_entries(tmp_path: Path) -> None:
+    """A8: the lowest class first, the oldest of it first, and drops are counted."""
     ring = DiskRing(tmp_path, quota_bytes=400_000)
     put(ring, 1_000, worth="trouble")
     put(ring, 1_000, worth="idle", first=1_000)
@@ -134,8 +137,8 @@ def test_with_no_room_idling_goes_before_work_and_work_before_trouble(tmp_path: 
     assert left == sorted(left) and left[-1] == 7_999
 
 
-def test_what_is_too_old_goes_by_the_clock_that_is_never_set(tmp_path: Path) -> None:
-    """A clock that is set by fifty years ages nothing; nor does one that is set back."""
+def test_entries_age_by_the_monotonic_clock(tmp_path: Path) -> None:
+    """A wall clock that jumps by fifty years ages nothing; nor does one that is set back."""
     ring = DiskRing(tmp_path, max_age_s=DAY)
     ring.add("busy", b"0:", DeviceTime(unix_s=100.0, boot_id="b", since_boot_s=10.0))  # before the clock was set
     ring.flush(DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=60.0))
@@ -150,10 +153,8 @@ def test_what_is_too_old_goes_by_the_clock_that_is_never_set(tmp_path: Path) -> 
     assert age_s(at(0, "one"), at(-50, "two")) == 0.0
 
 
-def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory stays bounded, idling goes first, and what is left is written once there is room again."""
+def test_failing_disk_costs_entries_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays bounded, idle entries go first, and the rest is written once there is room again."""
     ring = DiskRing(tmp_path / "late")
     real = os.write
 
@@ -184,8 +185,8 @@ def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
         ), "trouble"),
     ],
 )  # fmt: skip
-def test_what_a_message_is_worth(said: Telemetry, worth: str) -> None:
-    """Trouble before work before idling."""
+def test_entry_priorities(said: Telemetry, worth: str) -> None:
+    """Errors before requests before idling."""
     assert priority_of(said) == worth
 
 
@@ -219,14 +220,14 @@ class Wire:
                     return
                 self.now += 1.0
                 continue
-            self.stored += [(one.session, one.sequence) for one in late.messages]
+            self.stored += [(message.session, message.sequence) for message in late.messages]
             if answered:
                 self.outbox.on_ack(Ack(batch=late.batch), self.now)
         raise AssertionError("it never ends")
 
 
-def test_what_could_not_be_sent_comes_in_order_once_the_link_is_back(tmp_path: Path) -> None:
-    """After a pause of its own, in batches, with what was on its way when the link went."""
+def test_backlog_is_sent_in_order_after_reconnection(tmp_path: Path) -> None:
+    """After a pause of its own, in batches, with what was in flight when the link went down."""
     wire = Wire(tmp_path)
     wire.live(0)
     wire.outbox.on_disconnected()
@@ -238,13 +239,13 @@ def test_what_could_not_be_sent_comes_in_order_once_the_link_is_back(tmp_path: P
     first = wire.due()
     assert first is not None and len(first.messages) <= BATCH_MESSAGES and wire.due() is None
     wire.outbox.on_ack(Ack(batch=first.batch), wire.now)
-    wire.stored += [(one.session, one.sequence) for one in first.messages]
+    wire.stored += [(message.session, message.sequence) for message in first.messages]
     wire.forward()
     assert wire.stored == [(5, sequence) for sequence in range(300)]
 
 
-def test_what_the_controller_has_is_kept_no_longer(tmp_path: Path) -> None:
-    """A live message that was stored is not sent again when the link goes."""
+def test_acknowledged_messages_are_not_stored(tmp_path: Path) -> None:
+    """A live message that was stored by the controller is not sent again when the link goes down."""
     wire = Wire(tmp_path)
     for sequence in range(10):
         wire.live(sequence)
@@ -256,9 +257,9 @@ def test_what_the_controller_has_is_kept_no_longer(tmp_path: Path) -> None:
     assert wire.stored == [(5, 8), (5, 9)]
 
 
-def test_a_controller_that_is_gone_behind_a_living_broker_loses_nothing(tmp_path: Path) -> None:
-    """Live messages that nobody acknowledges go to disk after a while, bounded in memory, and are sent until they are
-    stored."""
+def test_unacknowledged_live_messages_go_to_disk(tmp_path: Path) -> None:
+    """With the broker up and the controller down, they are kept after a while, bounded in memory, and sent until they
+    are stored."""
     wire = Wire(tmp_path)
     for sequence in range(MAX_UNACKED + 200):
         wire.live(sequence)
@@ -273,8 +274,8 @@ def test_a_controller_that_is_gone_behind_a_living_broker_loses_nothing(tmp_path
     assert again is not None and again.messages[0].sequence == 0 and again.batch != late.batch
 
 
-def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
-    """A late `Kept` for a batch that was given up is not taken for the one that is on its way."""
+def test_ack_of_another_batch_is_ignored(tmp_path: Path) -> None:
+    """A late ack for a batch that was given up is not taken for the one in flight."""
     wire = Wire(tmp_path)
     for sequence in range(100):
         wire.offline(sequence)
@@ -292,7 +293,7 @@ def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
     assert {sequence for _, sequence in wire.stored} == set(range(len(first.messages), 100))
 
 
-def test_pauses_grow_and_are_never_in_step() -> None:
+def test_backlog_retries_back_off_with_jitter() -> None:
     """Ten thousand devices that a controller does not answer ask it more and more seldom."""
     pace, pauses = BatchSchedule(), []
     for _ in range(12):
@@ -303,8 +304,8 @@ def test_pauses_grow_and_are_never_in_step() -> None:
     assert pace.acknowledged(5.0, 8_192).next_at == pytest.approx(6.0) and pace.acknowledged(5.0, 1).tries == 0
 
 
-def test_a_restart_between_sends_again_what_was_not_answered(tmp_path: Path) -> None:
-    """The controller stores it once; the device must only not lose it."""
+def test_restart_resends_unacknowledged_entries(tmp_path: Path) -> None:
+    """The controller stores an entry once; the device must only not lose it."""
     wire = Wire(tmp_path)
     for sequence in range(10):
         wire.offline(sequence)
@@ -315,7 +316,7 @@ def test_a_restart_between_sends_again_what_was_not_answered(tmp_path: Path) -> 
     assert after.stored == [(5, sequence) for sequence in range(10)]
 
 
-def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
+def test_batch_fits_into_one_message(tmp_path: Path) -> None:
     """Seeded sizes up to the largest telemetry that is allowed."""
     rng = random.Random(int(os.environ["EDGESPLIT_SEED"]))
     outbox = Outbox(DiskRing(tmp_path))
@@ -352,6 +353,6 @@ def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
         (False, False, 2.0, False), (False, True, 2.0, False), (False, True, 11.0, True), (False, False, 61.0, True),
     ],
 )  # fmt: skip
-def test_without_a_link_telemetry_is_rarer(connected: bool, changed: bool, since_s: float, due: bool) -> None:
-    """Each message then stands for all that happened since the one before."""
+def test_telemetry_interval_grows_without_a_link(connected: bool, changed: bool, since_s: float, due: bool) -> None:
+    """Each message then covers all that happened since the previous one."""
     assert TelemetrySchedule().is_due(connected, changed, since_s) == due

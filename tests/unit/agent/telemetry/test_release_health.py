@@ -1,4 +1,4 @@
-"""What a device tells of its releases, and what the gates of a rollout make of it."""
+"""What a device reports of its releases' health, and what the gates of a rollout make of it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def vector(*values: float) -> np.ndarray:
         ({}, {}, None),
     ],
 )
-def test_how_far_answers_lie_apart(before: dict, after: dict, drift: Drift | None) -> None:  # type: ignore[type-arg]
-    """Relative to the largest output, NaN as far as can be, and nothing said of what cannot be compared."""
+def test_distance_between_answers(before: dict, after: dict, drift: Drift | None) -> None:  # type: ignore[type-arg]
+    """Relative to the largest output, the largest possible for NaN, and none for what cannot be compared."""
     found = drift_of(before, after)
     assert (found is None) == (drift is None)
     if found is not None and drift is not None:
@@ -64,8 +64,8 @@ def test_how_far_answers_lie_apart(before: dict, after: dict, drift: Drift | Non
     arrays.arrays(np.float32, (2, 3), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
     arrays.arrays(np.float32, (2, 3), elements=st.floats(width=32)),
 )
-def test_drift_is_a_number_that_a_message_can_carry(before: np.ndarray, after: np.ndarray) -> None:
-    """Whatever a model gives: finite, not negative, and nothing only where nothing differs."""
+def test_drift_is_finite_and_not_negative(before: np.ndarray, after: np.ndarray) -> None:
+    """Whatever a model outputs; zero only where nothing differs."""
     found = drift_of({"y": before}, {"y": after})
     assert found is not None and 0.0 <= found.largest <= MAX_DRIFT
     assert (found.largest == 0.0) <= bool(np.allclose(before, after, rtol=1e-6, atol=1e-30, equal_nan=True))
@@ -73,8 +73,8 @@ def test_drift_is_a_number_that_a_message_can_carry(before: np.ndarray, after: n
     assert messages.decode(messages.encode(message), ReleaseHealth) == message
 
 
-def test_the_worst_of_several_inputs_counts() -> None:
-    """And one that disagrees about the first place spoils it for all."""
+def test_drift_is_the_worst_of_all_golden_inputs() -> None:
+    """And one input with another top class marks the whole comparison."""
     assert worst_drift([]) is None
     assert worst_drift([Drift(0.1, True), Drift(0.3, None)]) == Drift(0.3, True)
     assert worst_drift([Drift(0.1, False), Drift(0.3, True)]) == Drift(0.3, False)
@@ -84,8 +84,8 @@ def report(release: str = NEW, **more: object) -> Report:
     return Report(**{"release": release, "row": "local", "latency_s": 0.01, **more})  # type: ignore[arg-type]
 
 
-def test_a_release_is_judged_by_its_own_requests() -> None:
-    """Not by those that began with the one before it, nor by what applications did wrong."""
+def test_release_health_counts_its_own_requests() -> None:
+    """Not those that started under the previous release, nor applications' errors."""
     ledger = ReleaseHealthTracker()
     ledger.on_activated(MODEL, OLD, 0.0)
     ledger.finished(record(DeadlineExceeded("late"), model=MODEL, digest=OLD))
@@ -109,8 +109,8 @@ def test_a_release_is_judged_by_its_own_requests() -> None:
     )  # fmt: skip
 
 
-def test_what_serves_is_told_of_however_it_came_to_serve() -> None:
-    """After a restart of the agent nothing is known of a release but that it serves; what is retired is forgotten."""
+def test_active_release_is_always_reported() -> None:
+    """After a restart of the agent a release is reported without any history; a retired one is dropped."""
     ledger = ReleaseHealthTracker()
     ledger.reconcile({MODEL: OLD}, 5.0)
     assert ledger.to_telemetry(6.0) == (ReleaseHealth(model=MODEL, release=OLD, active_s=1.0),)
@@ -121,8 +121,9 @@ def test_what_serves_is_told_of_however_it_came_to_serve() -> None:
     assert ledger.to_telemetry(9.0) == ()
 
 
-def test_a_new_release_is_compared_with_the_one_that_runs(tmp_path: Path) -> None:
-    """At activation the golden inputs run on both: the first has nothing before it, and another factor shows."""
+def test_new_release_is_compared_with_the_running_one(tmp_path: Path) -> None:
+    """At activation the golden inputs run on both: a first release has none to compare with, and a changed factor
+    shows."""
     told: list[tuple[str, Drift | None, bool | None]] = []
     source = Source(tmp_path / "controller")
     one, same, other = Tiny(1), Tiny(2), Tiny(3, factor=3.0)
@@ -168,8 +169,8 @@ class Fleet:
             return evidence_by_device(session, names, MODEL, release)
 
 
-def test_evidence_is_what_the_device_of_that_name_said(tmp_path: Path) -> None:
-    """A device can speak of itself alone: it has no word in which another's name would stand."""
+def test_evidence_comes_from_the_device_itself(tmp_path: Path) -> None:
+    """The message has no field in which a device could name another."""
     fleet = Fleet(tmp_path, "good", "bad", "silent")
     fleet.say("good", ReleaseHealth(model=MODEL, release=NEW, active_s=9.0, requests=50, drift=0.1, golden_ok=True))
     fleet.say("bad", ReleaseHealth(model=MODEL, release=NEW, active_s=5.0, requests=7, failed=7))
@@ -181,16 +182,16 @@ def test_evidence_is_what_the_device_of_that_name_said(tmp_path: Path) -> None:
     assert found["silent"] == found["stranger"] == Evidence(model=MODEL, release=NEW)
 
 
-def test_evidence_of_another_release_is_none(tmp_path: Path) -> None:
-    """What is said of the release before tells nothing of the one on trial."""
+def test_evidence_of_another_release_is_ignored(tmp_path: Path) -> None:
+    """A report about the previous release tells nothing of the one on trial."""
     fleet = Fleet(tmp_path, "cam")
     fleet.say("cam", ReleaseHealth(model=MODEL, release=OLD, requests=10_000))
     assert fleet.evidence("cam")["cam"] == Evidence(model=MODEL, release=NEW)
     assert fleet.evidence("cam", release=OLD)["cam"].requests == 10_000
 
 
-def test_what_was_compared_once_stays_known(tmp_path: Path) -> None:
-    """An agent that is started again no longer knows the drift; the controller does."""
+def test_drift_is_remembered_by_the_controller(tmp_path: Path) -> None:
+    """An agent that restarted no longer knows the drift; the controller does."""
     fleet = Fleet(tmp_path, "cam")
     fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=9, drift=0.3, top1_agrees=False, golden_ok=True))
     fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=1), sequence=1)
@@ -198,8 +199,8 @@ def test_what_was_compared_once_stays_known(tmp_path: Path) -> None:
     assert (found.requests, found.drift, found.golden_ok) == (1, 0.3, True)
 
 
-def test_a_release_that_fails_its_golden_inputs_says_so_without_ever_serving(tmp_path: Path) -> None:
-    """It is told as a failure in the report, and there is no health of it."""
+def test_failed_golden_inputs_are_reported_without_health(tmp_path: Path) -> None:
+    """The report contains the failure, and no health of the release."""
     fleet = Fleet(tmp_path, "cam")
     fleet.say("cam", state="failed")
     assert fleet.evidence("cam")["cam"] == Evidence(model=MODEL, release=NEW, golden_ok=False)

@@ -1,4 +1,4 @@
-"""The hours for fetching: midnight, summer time, several spans, and what an operator sees meanwhile."""
+"""The hours for downloads: midnight, daylight saving time, several spans, and what an operator sees meanwhile."""
 
 from __future__ import annotations
 
@@ -56,15 +56,16 @@ def test_next_opening(spans: list[object], now: str, opens: str) -> None:
     assert next_opening(spans, at(now), BERLIN) == at(opens)  # type: ignore[arg-type]
 
 
-def test_the_night_that_has_an_hour_twice_is_open_for_longer() -> None:
-    """26 October 2025: 02:00 to 03:00 comes twice, and is in the span both times."""
+def test_repeated_hour_of_daylight_saving_is_open_twice() -> None:
+    """26 October 2025: 02:00 to 03:00 occurs twice, and is in the span both times."""
     begins = at("2025-10-26T01:00")
     assert all(next_opening([NIGHT], begins + hour * HOUR, BERLIN) == begins + hour * HOUR for hour in range(5))
     assert next_opening([NIGHT], begins + 5 * HOUR, BERLIN) == at("2025-10-27T01:00")
 
 
-def test_the_night_that_lacks_an_hour_is_open_for_less() -> None:
-    """30 March 2025: 02:00 to 03:00 does not come. A span of that hour is skipped, one that begins in it opens at 3."""
+def test_skipped_hour_of_daylight_saving_shortens_the_window() -> None:
+    """30 March 2025: 02:00 to 03:00 does not occur. A span of that hour is skipped, one that starts in it opens at
+    3."""
     begins = at("2025-03-30T01:00")
     assert next_opening([NIGHT], begins + 2.9 * HOUR, BERLIN) == begins + 2.9 * HOUR
     assert next_opening([NIGHT], begins + 3 * HOUR, BERLIN) == at("2025-03-31T01:00")
@@ -74,22 +75,22 @@ def test_the_night_that_lacks_an_hour_is_open_for_less() -> None:
 
 
 @given(st.integers(0, 1439), st.integers(0, 1439), st.floats(1.6e9, 1.9e9))
-def test_an_opening_is_never_past_nor_more_than_a_day_away(begins: int, ends: int, now: float) -> None:
-    """Any span, any moment of years with and without leaps of the clock."""
+def test_next_opening_is_within_a_day(begins: int, ends: int, now: float) -> None:
+    """For any span and any moment of years with and without clock changes, it is not in the past either."""
     if begins != ends:
         span = parse_span(f"{begins // 60:02}:{begins % 60:02}-{ends // 60:02}:{ends % 60:02}")
         assert now <= next_opening([span], now, BERLIN) <= now + 26 * HOUR
 
 
 @pytest.mark.parametrize("text", ["", "1-5", "01:00", "25:00-03:00", "01:60-02:00", "03:00-03:00", "01:00-24:30"])
-def test_what_is_no_span_is_refused(text: str) -> None:
-    """A typo stops the agent at once, not at night."""
+def test_malformed_span_is_refused(text: str) -> None:
+    """A typo stops the agent at its start, not at night."""
     with pytest.raises(UsageError):
         parse_span(text)
 
 
-def test_outside_its_hours_nothing_bulky_is_fetched_and_the_operator_sees_why() -> None:
-    """The release waits without being failed, is looked at again soon, and goes on when the span opens."""
+def test_closed_window_defers_downloads_with_a_reason() -> None:
+    """The release waits without being failed, is checked again soon, and continues when the span opens."""
     noon = DownloadWindow([NIGHT], now=lambda: at("2025-06-15T12:00"))
     with pytest.raises(NotNow, match="waiting for the download window") as waiting:
         noon.check()
@@ -103,8 +104,8 @@ def test_outside_its_hours_nothing_bulky_is_fetched_and_the_operator_sees_why() 
     assert next_step(want, have, 100.0 + RECHECK_S) == FetchMissing("a" * 64)
 
 
-def test_the_last_moments_before_an_opening_are_not_slept_through() -> None:
-    """Half a minute before, it looks again in half a minute."""
+def test_wait_ends_at_the_opening() -> None:
+    """Half a minute before it, the next check is in half a minute."""
     with pytest.raises(NotNow) as waiting:
         DownloadWindow([parse_span("01:00-05:00")], now=lambda: datetime(2025, 6, 15, 0, 59, 30).timestamp()).check()
     assert waiting.value.retry_after_s == pytest.approx(30.0)

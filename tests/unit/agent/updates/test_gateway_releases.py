@@ -1,4 +1,4 @@
-"""What a gateway's agent does for releases that it keeps for others, and to whom an agent offloads."""
+"""What a gateway's agent does with releases that it serves for other devices, and to whom an agent offloads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GATEWAY = Gateway("gw", "10.0.0.7:8500")
 
 def want(own: str = "", *kept: str) -> Statement:
     releases = (DesiredRelease("m", own),) if own else ()
-    keeps = tuple(DesiredRelease("m", one) for one in kept)
+    keeps = tuple(DesiredRelease("m", release) for release in kept)
     return Statement(device="gw", releases=releases, counter=1, expires=2**40, gateway_releases=keeps)
 
 
@@ -64,15 +64,15 @@ def have(**releases: ReleaseProgress) -> DeviceState:
         (want("", A), replace(have(), safe_mode="three bad starts", held=frozenset({A})), FetchManifest(A)),
     ],
 )
-def test_what_is_kept_is_fetched_and_staged_and_no_more(
+def test_served_releases_are_fetched_and_staged_only(
     statement: Statement, state: DeviceState, expected: Step | None
 ) -> None:
-    """The next step, for a gateway that keeps releases beside a model of its own, or with none."""
+    """The next step, for a gateway that serves releases beside a model of its own, or with none."""
     assert next_step(statement, state, 1.0) == expected
 
 
-def test_the_controller_hears_how_far_each_has_come() -> None:
-    """Here, on its way, or refused and why."""
+def test_progress_of_served_releases_is_reported() -> None:
+    """Present, in progress, or refused and why."""
     state = have(a=HERE, b=ReleaseProgress(refused="forged"))
     told = [(one.release, one.state, one.detail) for one in kept_states(want("", A, B, "c" * 64), state)]
     assert told == [(A, "staged", ""), ("", "failed", "forged"), ("", "fetching", "")]
@@ -82,8 +82,8 @@ def target(remote: OffloadClient) -> tuple[str, tuple[str, int]]:
     return remote._name, (remote._address.host, remote._address.port)
 
 
-def test_a_statement_leads_to_its_gateway_and_back() -> None:
-    """By the gateway's name, at the address that the statement says; without one, where it enrolled."""
+def test_statement_selects_the_gateway() -> None:
+    """With the gateway's name, at the address in the statement; without one, where the device enrolled."""
     remote = OffloadClient("https://cloud.example:8500")
     way = GatewayRoute(remote, None)
     way.use(GATEWAY)
@@ -94,8 +94,8 @@ def test_a_statement_leads_to_its_gateway_and_back() -> None:
     assert target(remote) == ("cloud.example", ("cloud.example", 8500)) and way.gateway == ""
 
 
-def test_what_an_operator_of_the_device_said_stays() -> None:
-    """--offload is nearer than any statement; and an address that is none changes nothing."""
+def test_offload_option_overrides_the_statement() -> None:
+    """An invalid address in the statement changes nothing."""
     remote = OffloadClient("http://127.0.0.1:8000")
     GatewayRoute(remote, None, is_fixed=True).use(GATEWAY)
     assert target(remote)[1] == ("127.0.0.1", 8000)
@@ -105,8 +105,8 @@ def test_what_an_operator_of_the_device_said_stays() -> None:
     GatewayRoute(None, None).use(GATEWAY)
 
 
-def test_an_emulated_link_goes_to_the_gateway_too() -> None:
-    """The device's first link is shaped, whoever is at its end."""
+def test_emulated_link_applies_to_the_gateway() -> None:
+    """The device's first link is shaped, whatever server it leads to."""
     remote = OffloadClient("https://cloud.example:8500")
     way = GatewayRoute(remote, ("127.0.0.1", 1), link="8mbit/1ms")
     try:
@@ -119,8 +119,8 @@ def test_an_emulated_link_goes_to_the_gateway_too() -> None:
         way.stop()
 
 
-def test_only_the_authoritys_list_revokes(tmp_path: Path) -> None:
-    """Another authority's, garbage, and one cut short are no lists."""
+def test_only_the_authoritys_revocation_list_counts(tmp_path: Path) -> None:
+    """Another authority's list, garbage, and a truncated one are refused."""
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     (tmp_path / "ca.pem").write_text(ours.ca_pem)
     key = authority_key(tmp_path / "ca.pem")
@@ -131,7 +131,7 @@ def test_only_the_authoritys_list_revokes(tmp_path: Path) -> None:
             revoked_serials(wrong, key)
 
 
-def test_where_a_gateway_listens_is_said_as_an_address() -> None:
+def test_gateway_listen_address_is_parsed() -> None:
     """:PORT is every address of the machine."""
     assert listen_address(":8500") == ("0.0.0.0", 8500)
     assert listen_address("[::1]:80") == ("::1", 80)

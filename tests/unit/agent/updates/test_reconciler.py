@@ -1,4 +1,4 @@
-"""From the director's wish to what runs: the decision as a table, and the loop with hands that fail."""
+"""From the desired to the reported state: the decision as a table, and the loop with actions that fail."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def have(state: ReleaseProgress | None = None, **more: object) -> DeviceState:
     ],
 )
 def test_next_step(statement: Statement | None, state: DeviceState, expected: Step | None) -> None:
-    """One look at wish and state gives the one thing to do at time 10, or nothing."""
+    """One look at desired and actual state gives the one thing to do at time 10, or nothing."""
     assert next_step(statement, state, 10.0) == expected
 
 
@@ -155,21 +155,21 @@ def test_next_step(statement: Statement | None, state: DeviceState, expected: St
         (have(held=frozenset({A}), safe_mode="three starts"), ModelState("m", "", A, "safe mode", "three starts")),
     ],
 )
-def test_what_is_reported(state: DeviceState, expected: ModelState) -> None:
-    """The controller hears what runs, what is wanted, how far it is, and why it failed."""
+def test_reported_states(state: DeviceState, expected: ModelState) -> None:
+    """The controller is told what runs, what is desired, its progress, and why it failed."""
     assert model_states(want(("m", A)), state) == (expected,)
 
 
 @pytest.mark.parametrize("error", [TrustError("forged"), ModelRefused("unknown operator")])
-def test_what_must_not_be_believed_is_never_tried_again(error: Exception) -> None:
-    """Under this statement it is over; the pause of a lost link does not apply."""
+def test_trust_failure_is_never_retried(error: Exception) -> None:
+    """It is final under this statement; the back-off of a lost link does not apply."""
     state = after_failure(ReleaseProgress(manifest=True), error, 10.0, 0.5)
     assert state.refused and wake_at(have(state, health_s=0.0), 10.0) == float("inf")
     assert next_step(want(("m", A)), have(state), 1e9) is None
 
 
-def test_a_device_that_waits_does_not_wake_for_what_is_past() -> None:
-    """Offline, with tries behind it and a start long found healthy: it sleeps until somebody wakes it."""
+def test_idle_device_does_not_wake_for_past_times() -> None:
+    """Offline, with failed attempts behind it and a start long found healthy: it sleeps until it is woken."""
     waiting = have(ReleaseProgress(manifest=True, tries=3, retry_at=5.0), online=False, began=1.0, health_s=1.0)
     assert next_step(want(("m", A)), waiting, 10.0) is None
     assert wake_at(waiting, 10.0) == float("inf")
@@ -180,14 +180,14 @@ MAY_PASS = [LinkError("gone"), EdgeError("no room"), Expired("a clock?"), OSErro
 
 
 @pytest.mark.parametrize("error", MAY_PASS)
-def test_what_may_pass_is_tried_again_later(error: Exception) -> None:
-    """A lost link soon, a full disk after a while; and the state says what is wrong once it lasts."""
+def test_transient_failures_are_retried_later(error: Exception) -> None:
+    """A lost link soon, a full disk after a while; and the state reports the reason once it lasts."""
     state = after_failure(ReleaseProgress(manifest=True), error, 10.0, 0.5)
     assert not state.refused and 10.0 < state.retry_at <= 10.0 + RETRY.longest_s
     assert next_step(want(("m", A)), have(state), state.retry_at) == FetchMissing(A)
 
 
-def test_pauses_double_to_a_bound_and_never_in_step() -> None:
+def test_retries_back_off_to_a_bound_with_jitter() -> None:
     """B11: ten thousand devices do not come back at once."""
     assert [RETRY.pause_s(tries, 1.0) for tries in (0, 1, 2, 60)] == [0.5, 1.0, 2.0, RETRY.longest_s]
     assert RETRY.pause_s(3, 0.0) != RETRY.pause_s(3, 0.9)
@@ -292,7 +292,7 @@ def running(updater: Reconciler) -> dict[str, str]:
     return dict(updater.snapshot[1].running)
 
 
-def test_a_statement_becomes_what_runs(hands: FakeActions) -> None:
+def test_statement_is_applied_step_by_step(hands: FakeActions) -> None:
     """Every step in its order, once; then reported, then cleaned up."""
     updater = Reconciler(hands, health_s=0.0)
     updater.start(None)
@@ -305,8 +305,8 @@ def test_a_statement_becomes_what_runs(hands: FakeActions) -> None:
     updater.stop()
 
 
-def test_a_newer_statement_supersedes_a_stuck_one(hands: FakeActions) -> None:
-    """F3: the first one's download never ends; the second is considered and runs."""
+def test_newer_statement_supersedes_a_stuck_one(hands: FakeActions) -> None:
+    """F3: the first one's download never ends; the second is applied and runs."""
     hands.slow = True
     updater = Reconciler(hands, health_s=0.0)
     updater.start(None)
@@ -321,8 +321,8 @@ def test_a_newer_statement_supersedes_a_stuck_one(hands: FakeActions) -> None:
 
 
 @pytest.mark.parametrize("step", ["manifest", "missing", "stage", "verify", "activate"])
-def test_a_step_that_must_not_be_believed_keeps_the_old_one_running(hands: FakeActions, step: str) -> None:
-    """Whichever step refuses: reported as failed with its reason, tried once, and the old release goes on."""
+def test_trust_failure_in_any_step_keeps_the_old_release_running(hands: FakeActions, step: str) -> None:
+    """Whichever step refuses: reported as failed with its reason, tried once, and the old release keeps running."""
     hands.breaks[step] = TrustError("forged")
     updater = Reconciler(hands, health_s=0.0)
     hands.served = {"m": B}
@@ -331,17 +331,17 @@ def test_a_step_that_must_not_be_believed_keeps_the_old_one_running(hands: FakeA
     updater.on_statement(b"one")
     expected = (ModelState("m", B, A, "failed", "forged"),)
     eventually("it is reported", lambda: expected in hands.reports)
-    assert [one for one, _ in hands.done].count(step) == 1
+    assert [name for name, _ in hands.done].count(step) == 1
     assert running(updater) == {"m": B}
     updater.on_statement(b"one")  # the broker says it again
     eventually("it is considered again", lambda: hands.done.count(("consider", "one")) == 2)
     eventually("and reported again", lambda: hands.reports.count(expected) >= 2)
-    assert [one for one, _ in hands.done].count(step) == 1, "refused under this statement stays refused"
+    assert [name for name, _ in hands.done].count(step) == 1, "refused under this statement stays refused"
     updater.stop()
 
 
-def test_a_statement_that_is_not_believed_changes_nothing(hands: FakeActions) -> None:
-    """C3: replayed or forged: dropped; what ran runs."""
+def test_refused_statement_changes_nothing(hands: FakeActions) -> None:
+    """C3: a replayed or forged statement is dropped; the running releases stay."""
     hands.breaks["consider"] = TrustError("older than one accepted before")
     updater = Reconciler(hands, health_s=0.0)
     hands.served = {"m": A}
@@ -354,8 +354,8 @@ def test_a_statement_that_is_not_believed_changes_nothing(hands: FakeActions) ->
     updater.stop()
 
 
-def test_a_lost_link_is_tried_again_as_soon_as_it_is_back(hands: FakeActions) -> None:
-    """The pause ends with the reconnection: no device waits half a minute beside a broker that is there."""
+def test_reconnection_ends_the_back_off(hands: FakeActions) -> None:
+    """No device waits half a minute while its broker is available again."""
     hands.breaks["missing"] = LinkError("gone")
     updater = Reconciler(
         hands, clock=lambda: 10.0, health_s=0.0
@@ -371,8 +371,8 @@ def test_a_lost_link_is_tried_again_as_soon_as_it_is_back(hands: FakeActions) ->
     updater.stop()
 
 
-def test_a_fault_of_our_own_does_not_end_updates(hands: FakeActions) -> None:
-    """An unexpected exception in a step is a failed try: the next statement is still obeyed."""
+def test_unexpected_exception_does_not_end_updates(hands: FakeActions) -> None:
+    """An unexpected exception in a step is a failed attempt: the next statement is still applied."""
     hands.breaks["stage"] = ZeroDivisionError("ours")
     updater = Reconciler(hands, health_s=0.0)
     updater.start(None)
@@ -385,7 +385,7 @@ def test_a_fault_of_our_own_does_not_end_updates(hands: FakeActions) -> None:
     updater.stop()
 
 
-def test_an_unhealthy_trial_is_thrown_back_once_and_told(hands: FakeActions) -> None:
+def test_unhealthy_trial_is_rolled_back_once_and_reported(hands: FakeActions) -> None:
     """Its golden inputs fail after a request did: one step back, reported with the reason, and not tried again."""
     hands.served = {"m": B}
     hands.breaks["check again"] = InferenceFailed("golden input: output 'y' is not what the whole model gave")
@@ -402,8 +402,8 @@ def test_an_unhealthy_trial_is_thrown_back_once_and_told(hands: FakeActions) -> 
 
 
 @pytest.mark.parametrize("step", ["commit", "healthy", "retire", "clean", "roll back"])
-def test_a_disk_that_fails_is_asked_again_later_and_not_all_the_time(hands: FakeActions, step: str) -> None:
-    """What needs only this device's disk fails: the next try is after a pause, not at once and not never."""
+def test_disk_failure_is_retried_with_back_off(hands: FakeActions, step: str) -> None:
+    """A step that needs only this device's disk fails: the next attempt is after a pause, not at once and not never."""
     now = [0.0]
     hands.breaks[step] = OSError(28, "No space left on device")
     hands.served = {"m": A, "n": B} if step == "retire" else {"m": A}
@@ -418,15 +418,15 @@ def test_a_disk_that_fails_is_asked_again_later_and_not_all_the_time(hands: Fake
         updater.on_device_run(A, InferenceFailed("always"))
     for _ in range(10):
         updater.run_step()
-    tries = [one for one, _ in hands.done].count(step)
+    tries = [name for name, _ in hands.done].count(step)
     assert tries == 1 and now[0] < updater.wakes_at(now[0]) <= RETRY.longest_s
     now[0] = updater.wakes_at(now[0])
     updater.run_step()
-    assert [one for one, _ in hands.done].count(step) == 2
+    assert [name for name, _ in hands.done].count(step) == 2
 
 
-def test_a_bundle_is_taken_before_anything_is_fetched_and_after_what_health_asks_for() -> None:
-    """Also without a network; while its stick is gone, what else there is to do is done."""
+def test_bundle_is_applied_before_fetching_and_after_health_steps() -> None:
+    """Also without a network; while its stick is absent, other steps are done."""
     assert next_step(None, have(bundle="/stick", online=False), 10.0) == ApplyBundle("/stick")
     assert next_step(want(("m", A)), have(bundle="/stick", offer=b"new"), 10.0) == ApplyBundle("/stick")
     condemned = have(DONE, running={"m": A}, trials={"m": replace(FAILED_ONCE, condemned="wrong")}, bundle="/stick")
@@ -453,8 +453,8 @@ class Stick(FakeActions):
         return "all"
 
 
-def test_a_stick_that_was_pulled_is_looked_for_and_what_it_said_is_wanted_meanwhile() -> None:
-    """The statement counts from when it was believed; the bundle is taken once the stick is back."""
+def test_removed_stick_is_retried_while_its_statement_is_applied() -> None:
+    """The statement counts from when it was verified; the bundle is applied once the stick is back."""
     hands, now = Stick(), [100.0]
     hands.fails = [LinkError("the stick is gone")]
     updater = Reconciler(hands, clock=lambda: now[0])
@@ -475,8 +475,8 @@ def test_a_stick_that_was_pulled_is_looked_for_and_what_it_said_is_wanted_meanwh
 
 
 @pytest.mark.parametrize("error", [TrustError("forged"), Expired("old"), ModelRefused("no"), ValueError("ours")])
-def test_a_bundle_that_must_not_be_believed_is_tried_once(error: Exception) -> None:
-    """Expired is final here: no clock makes a stick newer. A fault of ours ends it too."""
+def test_untrusted_bundle_is_tried_once(error: Exception) -> None:
+    """Expired is final here: no clock makes a stick newer. An unexpected exception is final too."""
     hands = Stick()
     hands.fails = [error]
     updater = Reconciler(hands)
@@ -486,8 +486,8 @@ def test_a_bundle_that_must_not_be_believed_is_tried_once(error: Exception) -> N
     assert updater.bundle_status.state == "refused" and updater.snapshot[1].bundle == ""
 
 
-def test_a_newer_bundle_supersedes_one_that_is_waited_for() -> None:
-    """Whoever puts in another stick means that one."""
+def test_newer_bundle_supersedes_a_waiting_one() -> None:
+    """The stick that was inserted last is the one that is meant."""
     hands = Stick()
     hands.fails = [LinkError("gone")]
     updater = Reconciler(hands)

@@ -1,4 +1,4 @@
-"""Workers: what is decided about them, and the memory and messages between them and the agent."""
+"""Worker processes: the watchdog's decisions, and the memory and messages between them and the agent."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ LIMIT = 2**30
 TASK = Task(since=100.0, limit_s=1.0, description="computed")
 
 
-def seen(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> ProcessStats:
+def stats(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> ProcessStats:
     return ProcessStats(stopped, cpu_s, memory)
 
 
 @pytest.mark.parametrize(
     ("task", "what", "now", "goes"),
     [
-        (None, seen(), 1e9, ""),
-        (None, seen(stopped=True), 1e9, ""),
-        (TASK, seen(cpu_s=5), 100.9, ""),
-        (TASK, seen(cpu_s=0.9), 101.1, "exceeded its time limit"),
-        (TASK, seen(stopped=True), 101.1, "was stopped"),
-        (TASK, seen(cpu_s=0.1), 101.1, ""),
-        (TASK, seen(cpu_s=0.1), 100 + STARVED_FACTOR, "exceeded its time limit"),
-        (None, seen(memory=LIMIT + 1), 0.0, "its limit is"),
-        (None, seen(memory=LIMIT), 0.0, ""),
+        (None, stats(), 1e9, ""),
+        (None, stats(stopped=True), 1e9, ""),
+        (TASK, stats(cpu_s=5), 100.9, ""),
+        (TASK, stats(cpu_s=0.9), 101.1, "exceeded its time limit"),
+        (TASK, stats(stopped=True), 101.1, "was stopped"),
+        (TASK, stats(cpu_s=0.1), 101.1, ""),
+        (TASK, stats(cpu_s=0.1), 100 + STARVED_FACTOR, "exceeded its time limit"),
+        (None, stats(memory=LIMIT + 1), 0.0, "its limit is"),
+        (None, stats(memory=LIMIT), 0.0, ""),
     ],
 )
-def test_who_must_go(task: Task | None, what: ProcessStats, now: float, goes: str) -> None:
-    """What computes or is stopped beyond its limit goes; what gets no processor is waited for longer; idleness is no
-    fault; too much memory is one at any time."""
+def test_watchdog_decides_which_workers_to_kill(task: Task | None, what: ProcessStats, now: float, goes: str) -> None:
+    """A worker that computes or is stopped beyond its limit is killed; one that gets no processor time is waited for
+    longer; an idle one is left alone; too much memory is a reason at any time."""
     said = watchdog_verdict(task, what, 0.0, now, LIMIT)
     assert goes in said and bool(said) == bool(goes)
 
@@ -70,27 +70,27 @@ def test_who_must_go(task: Task | None, what: ProcessStats, now: float, goes: st
     ("expected_s", "left_s", "limit_s"),
     [(None, 2.0, 30.0), (0.01, 10.0, 1.0), (0.01, 1.0, 0.5), (1.0, 2.0, 8.0), (0.01, 0.1, 0.08)],
 )
-def test_a_run_s_limit_follows_from_what_it_took_and_what_is_left(
+def test_run_limit_follows_from_past_times_and_time_left(
     expected_s: float | None, left_s: float, limit_s: float
 ) -> None:
     """Half of what is left, so that another answer finds time; never less than a few times what it takes."""
     assert run_limit_s(Bounds(LIMIT), expected_s, left_s) == pytest.approx(limit_s)
 
 
-def test_restarts_come_at_once_and_then_ever_later() -> None:
-    """A single loss costs no pause; a row of them is bounded."""
+def test_worker_restarts_back_off() -> None:
+    """A single loss causes no pause; repeated losses a growing, bounded one."""
     pauses = [restart_after_s(losses) for losses in range(1, 60)]
     assert pauses[0] == 0.0 and pauses[1] > 0 and pauses == sorted(pauses) and pauses[-1] == 30.0
 
 
-def test_an_idle_worker_is_looked_at_rarely_and_a_busy_one_often() -> None:
-    """An idle device is not woken ten times a second for it."""
+def test_idle_workers_are_checked_rarely() -> None:
+    """And busy ones often: an idle device is not woken ten times a second for it."""
     assert check_interval_s(None, 0.0) == 1.0
     assert check_interval_s(TASK, 100.0) <= 0.1 and check_interval_s(TASK, 200.0) > 0
 
 
-def test_vitals_are_the_kernel_s(tmp_path: Path) -> None:
-    """Of a process that lives, of one with a bracket in its name, and of none."""
+def test_process_stats_are_read_from_proc(tmp_path: Path) -> None:
+    """Of a process that runs, of one with a bracket in its name, and of none."""
     mine = read_process_stats(os.getpid())
     assert mine is not None and not mine.is_stopped and mine.memory_bytes > 10**6
     (tmp_path / "7").mkdir()
@@ -101,7 +101,7 @@ def test_vitals_are_the_kernel_s(tmp_path: Path) -> None:
     assert read_process_stats(8, tmp_path) is None
 
 
-def test_a_group_s_memory_is_the_machine_s(tmp_path: Path) -> None:
+def test_cgroup_memory_limit_counts(tmp_path: Path) -> None:
     """In a container the group's limit counts; `max` is none."""
     folder = tmp_path / "sys" / "fs" / "cgroup"
     folder.mkdir(parents=True)
@@ -123,15 +123,15 @@ TENSORS = st.one_of(
 
 
 @given(st.lists(TENSORS, max_size=4))
-def test_tensors_are_read_as_they_were_written(tensors: list[np.ndarray]) -> None:
+def test_tensors_round_trip_through_shared_memory(tensors: list[np.ndarray]) -> None:
     """Every type and shape, empty ones and text too."""
     named = {f"t{number}": one for number, one in enumerate(tensors)}
     memory = np.zeros(4096, np.uint8)
     need = packed_bytes({name: pack(one) for name, one in named.items()})
     placed = write_tensors(named, SharedBuffer(1, 64, need), memory[64:])
-    for one in placed:
-        found = read_tensor(one, memory[64 : 64 + need], 64)
-        wanted = named[one.name]
+    for place in placed:
+        found = read_tensor(place, memory[64 : 64 + need], 64)
+        wanted = named[place.name]
         assert found.dtype == wanted.dtype and found.shape == wanted.shape and np.array_equal(found, wanted)
 
 
@@ -139,10 +139,10 @@ NUMBERS = st.integers(-(2**63), 2**62) | st.integers(0, 300)
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from(["FP32", "BYTES", "INT8", "x"]), st.lists(st.integers(0, 2**62), max_size=4))
-def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
+def test_tensor_descriptions_cannot_read_beyond_their_memory(
     offset: int, size: int, datatype: str, shape: list[int]
 ) -> None:
-    """It is refused, or lies in there whole."""
+    """A description is refused, or lies in the memory entirely."""
     memory = np.full(256, 255, np.uint8)
     try:
         found = read_tensor(SharedTensor("t", 1, offset, size, datatype, tuple(shape)), memory)
@@ -152,7 +152,7 @@ def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
 
 
 @pytest.mark.parametrize("mood", hostile_worker.OUTPUTS)
-def test_outputs_are_where_they_were_asked_for_or_nowhere(mood: str) -> None:
+def test_worker_outputs_must_lie_where_requested(mood: str) -> None:
     """A hostile worker's descriptions: of other tensors, of other places, larger than they are, of no type."""
     good = SharedTensor("y", 1, 64, 16, "FP32", (1, 4))
     memory = np.zeros(128, np.uint8)
@@ -166,14 +166,14 @@ def test_outputs_are_where_they_were_asked_for_or_nowhere(mood: str) -> None:
 
 
 @pytest.mark.parametrize("mood", hostile_worker.SECONDS)
-def test_times_are_times_of_what_ran(mood: str) -> None:
-    """Neither less than none, nor no number, nor of slices that nobody asked for."""
+def test_worker_times_are_validated(mood: str) -> None:
+    """Neither negative nor NaN, nor of slices that were not requested."""
     with pytest.raises(MalformedMessage):
         record_times(RunResult(1, (), hostile_worker.SECONDS[mood]), SliceRun(["s"], {}), Timing())
 
 
-def test_room_comes_back_when_the_last_view_is_gone() -> None:
-    """A view of a view holds it; after that the same room is given again, and neighbours are joined."""
+def test_memory_is_freed_with_its_last_view() -> None:
+    """A view of a view holds it; after that the same memory is allocated again, and neighbours are joined."""
     room = TensorAllocator(MIN_SEGMENT_BYTES)
     first, second = room.allocate(1000), room.allocate(MIN_SEGMENT_BYTES // 2)
     view = first.memory[64:128].view(np.float32).reshape(4, 4)
@@ -187,8 +187,8 @@ def test_room_comes_back_when_the_last_view_is_gone() -> None:
     assert (again.segment, again.offset) == place
 
 
-def test_memory_of_one_size_is_given_up_for_another() -> None:
-    """It does not pile up: what nobody uses goes when more is needed at once."""
+def test_unused_memory_is_released_for_other_sizes() -> None:
+    """It does not pile up: unused memory is released when more is needed at once."""
     room = TensorAllocator(8 * MIN_SEGMENT_BYTES)
     for size in (1, 2, 3, 4, 3, 2, 1):
         room.allocate(size * MIN_SEGMENT_BYTES)
@@ -196,7 +196,7 @@ def test_memory_of_one_size_is_given_up_for_another() -> None:
 
 
 def test_shared_memory_cannot_be_shrunk_under_its_reader() -> None:
-    """A worker that tries, or its model, gets an error; the agent would get a bus error otherwise."""
+    """A worker that tries, or its model, gets an error; otherwise the agent would get a bus error."""
     room = TensorAllocator(2**21)
     with pytest.raises(PermissionError):
         os.ftruncate(room.allocate(100).segment.descriptor, 0)
@@ -216,8 +216,8 @@ def _spec(name: str) -> TensorSpec:
     return TensorSpec(name, "FP32", (1, 1000))
 
 
-def test_only_what_others_need_comes_out_of_a_run() -> None:
-    """Outputs of the model, and what slices read that do not run here; what only neighbours read stays inside."""
+def test_run_outputs_only_what_others_need() -> None:
+    """Outputs of the model, and what slices that do not run here read; what only neighbours read stays inside."""
     made = msgspec.structs.replace(
         manifest(Row(name="local")), slices=chain(("x", "a"), ("a", "b"), ("b", "c"), ("c", "y"))
     )
@@ -231,14 +231,14 @@ def test_only_what_others_need_comes_out_of_a_run() -> None:
 
 
 def test_large_tensors_are_not_copied_between_runs(tmp_path: Path) -> None:
-    """What one run gave lies where the next one reads it, and an answer that is kept is not overwritten."""
+    """One run's output lies where the next one reads it, and an answer that is kept is not overwritten."""
     with hosted(tmp_path, double()) as host:
         answers = [run(host, SMALL + number) for number in range(20)]
         assert all(np.array_equal(y, (SMALL + number) * 2) for number, y in enumerate(answers))
 
 
-def test_a_worker_ends_when_nobody_refers_to_its_release(tmp_path: Path) -> None:
-    """A release that was replaced keeps its process until its last request is done, and no longer."""
+def test_worker_ends_with_the_last_reference_to_its_release(tmp_path: Path) -> None:
+    """A replaced release keeps its process until its last request is done, and no longer."""
     with hosted(tmp_path, double()) as host:
         pid = host.status()["pid"]
         host.close()
@@ -247,8 +247,8 @@ def test_a_worker_ends_when_nobody_refers_to_its_release(tmp_path: Path) -> None
             run(host, SMALL, within_s=1)
 
 
-def test_a_closed_host_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Its descriptors and its memory go at once, not when Python tidies up."""
+def test_closed_host_releases_its_resources(tmp_path: Path) -> None:
+    """Its descriptors and its memory are released at once, not by the garbage collector."""
     held = len(os.listdir("/proc/self/fd"))
     gc.disable()
     try:
@@ -260,7 +260,7 @@ def test_a_closed_host_leaves_nothing_behind(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_a_model_that_cannot_be_opened_is_refused_with_the_engine_s_words(tmp_path: Path) -> None:
+def test_unreadable_model_is_refused_with_the_engines_error(tmp_path: Path) -> None:
     """As in the agent's own process."""
     from onnx import helper
 
@@ -268,8 +268,8 @@ def test_a_model_that_cannot_be_opened_is_refused_with_the_engine_s_words(tmp_pa
         pass
 
 
-def test_an_input_that_is_missing_is_an_inference_that_failed(tmp_path: Path) -> None:
-    """And the worker lives on."""
+def test_missing_input_is_a_failed_inference(tmp_path: Path) -> None:
+    """And the worker keeps running."""
     with hosted(tmp_path, double()) as host:
         with pytest.raises(InferenceFailed, match="lacks its inputs"):
             host.run(SliceRun(["s"], {}), Timing())

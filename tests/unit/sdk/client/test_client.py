@@ -80,7 +80,7 @@ def client(server: Server) -> Iterator[Client]:
         yield own
 
 
-def test_an_answer_carries_its_outputs_its_id_and_its_report(client: Client, doubler: Doubler) -> None:
+def test_answer_has_outputs_id_and_report(client: Client, doubler: Doubler) -> None:
     """The report travels as response parameters; where there is none, it is None."""
     plain = client.infer("double", {"x": FRAME}, request_id="é-7")
     assert (plain.id, plain.report) == ("é-7", None)
@@ -89,16 +89,16 @@ def test_an_answer_carries_its_outputs_its_id_and_its_report(client: Client, dou
     assert client.infer("double", {"x": FRAME}).report == doubler.report
 
 
-def test_bytes_travel_as_one_tensor_of_uint8(client: Client, doubler: Doubler) -> None:
-    """A JPEG is given as it is; anything else that is no array is refused before it is sent."""
+def test_bytes_are_sent_as_one_uint8_tensor(client: Client, doubler: Doubler) -> None:
+    """A JPEG is sent as it is; any other input that is no array is refused before it is sent."""
     client.infer("double", {"frame": b"\x01\x02"})
     assert doubler.seen[0].inputs["frame"].tolist() == [1, 2]
     with pytest.raises(UsageError, match="list"):
         client.infer("double", {"x": [1, 2]})  # type: ignore[dict-item]
 
 
-def test_the_server_is_told_the_time_that_is_left(client: Client, doubler: Doubler) -> None:
-    """As `timeout`, microseconds; ids are made up where none is given, each another."""
+def test_remaining_time_is_sent_as_timeout(client: Client, doubler: Doubler) -> None:
+    """In microseconds; where no id is given, each request gets a new one."""
     client.infer("double", {"x": FRAME}, deadline_s=5)
     client.infer("double", {"x": FRAME}, deadline_s=5)
     left = oip.timeout_s(doubler.seen[0].parameters)
@@ -107,8 +107,8 @@ def test_the_server_is_told_the_time_that_is_left(client: Client, doubler: Doubl
     assert doubler.seen[0].id != doubler.seen[1].id
 
 
-def test_the_names_of_models_and_their_inputs_can_be_asked(client: Client) -> None:
-    """Only those that are ready are named."""
+def test_models_and_their_inputs_are_listed(client: Client) -> None:
+    """Only models that are ready."""
     assert client.models() == ("a", "b")
     assert client.metadata("double")["name"] == "double"
     assert client.ready()
@@ -120,10 +120,10 @@ def test_the_names_of_models_and_their_inputs_can_be_asked(client: Client) -> No
     [(NotFound("no such"), NotFound), (UsageError("wrong shape"), UsageError), (MalformedMessage("bad"), UsageError),
      (InferenceFailed("kernel"), InferenceFailed), (RuntimeError("x"), InferenceFailed)],
 )  # fmt: skip
-def test_what_no_retry_mends_is_raised_at_once(
+def test_permanent_errors_are_not_retried(
     client: Client, doubler: Doubler, raised: Exception, expected: type[EdgeError]
 ) -> None:
-    """The server's words, under the error that says who must act; the connection is still good afterwards."""
+    """With the server's text, in the class that names who must act; the connection stays usable."""
     calls = []
 
     def refuse(_: Request) -> None:
@@ -138,8 +138,8 @@ def test_what_no_retry_mends_is_raised_at_once(
     client.infer("double", {"x": FRAME})
 
 
-def test_no_room_just_now_is_tried_again(client: Client, doubler: Doubler) -> None:
-    """Busy is not an answer while there is time left; one id all along."""
+def test_busy_is_retried(client: Client, doubler: Doubler) -> None:
+    """While there is time left, under one id."""
     refusals = iter([Busy("full"), Busy("full")])
 
     def refuse(_: Request) -> None:
@@ -150,8 +150,8 @@ def test_no_room_just_now_is_tried_again(client: Client, doubler: Doubler) -> No
     assert client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S, request_id="one").id == "one"
 
 
-def test_busy_to_the_end_is_a_deadline_that_says_so(client: Client, doubler: Doubler) -> None:
-    """What the server said is in the text, also where the end cuts the last attempt short."""
+def test_deadline_error_after_busy_contains_the_servers_text(client: Client, doubler: Doubler) -> None:
+    """Also where the deadline cuts the last attempt short."""
 
     def refuse(_: Request) -> None:
         raise Busy("the queue is full")
@@ -161,8 +161,8 @@ def test_busy_to_the_end_is_a_deadline_that_says_so(client: Client, doubler: Dou
         client.infer("double", {"x": FRAME}, deadline_s=1.0)
 
 
-def test_an_attempt_cut_short_by_the_end_does_not_hide_what_was_said_before(client: Client, doubler: Doubler) -> None:
-    """Refused once, then silence: both are told."""
+def test_deadline_error_names_earlier_refusal_and_last_timeout(client: Client, doubler: Doubler) -> None:
+    """Refused once, then silence: the error contains both."""
     over, refusals = threading.Event(), iter([Busy("the queue is full")])
 
     def refuse_then_hang(_: Request) -> None:
@@ -178,8 +178,8 @@ def test_an_attempt_cut_short_by_the_end_does_not_hide_what_was_said_before(clie
         over.set()
 
 
-def test_a_server_that_restarts_is_found_again(doubler: Doubler) -> None:
-    """One call spans the outage: the server that dies amid it, the port that refuses, the server that is back."""
+def test_restarting_server_is_retried(doubler: Doubler) -> None:
+    """One call spans the outage: the server that dies during it, the port that refuses, the server that is back."""
     first, arrived, over = Server(doubler), threading.Event(), threading.Event()
     first.start()
     port = first.port
@@ -206,8 +206,8 @@ def test_a_server_that_restarts_is_found_again(doubler: Doubler) -> None:
     assert [answer.id for answer in answers] == ["r"]
 
 
-def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(server: Server, client: Client) -> None:
-    """An idle keep-alive connection that has ended is replaced without a pause."""
+def test_stale_connection_is_replaced_without_a_pause(server: Server, client: Client) -> None:
+    """An idle keep-alive connection that the server has closed."""
     client.infer("double", {"x": FRAME})
     server.stop()
     again = Server(Doubler(), port=int(server.port))
@@ -217,7 +217,7 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(server: Ser
 
 
 def test_threads_do_not_get_each_others_answers(client: Client) -> None:
-    """Each thread has a connection of its own; connections of threads that ended are given up."""
+    """Each thread has a connection of its own; connections of threads that ended are closed."""
     wrong: list[int] = []
 
     def ask(n: int) -> None:
@@ -236,7 +236,7 @@ def test_threads_do_not_get_each_others_answers(client: Client) -> None:
     assert len(client._connections) == 1
 
 
-def test_close_ends_a_call_that_waits(client: Client, doubler: Doubler) -> None:
+def test_close_ends_a_waiting_call(client: Client, doubler: Doubler) -> None:
     """From another thread, with a typed error, long before its deadline."""
     arrived, ended = threading.Event(), threading.Event()
     errors: list[Exception] = []
@@ -258,10 +258,10 @@ def test_close_ends_a_call_that_waits(client: Client, doubler: Doubler) -> None:
 
 
 @pytest.mark.parametrize("step", ["to", "_connect"])
-def test_a_client_closed_while_it_connects_asks_nobody(
+def test_close_during_connect_ends_the_call(
     server: Server, doubler: Doubler, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A call that another thread's `close` meets amid its first steps ends, and does not wait for an answer."""
+    """A call whose client another thread closes while it connects ends, and does not wait for an answer."""
     make = getattr(Connection, step)
 
     with Client(f"http://127.0.0.1:{server.port}") as client:
@@ -277,8 +277,8 @@ def test_a_client_closed_while_it_connects_asks_nobody(
     assert not doubler.seen
 
 
-def test_nobody_there_is_a_deadline_with_the_reason() -> None:
-    """Refused connections are tried until the time is up; `ready` says no; `models` raises what happened."""
+def test_unreachable_server_is_a_deadline_error_with_the_reason() -> None:
+    """Refused connections are retried until the deadline; `ready` returns False; `models` raises what happened."""
     server = Server(Doubler())
     server.start()
     url = server.url
@@ -294,14 +294,14 @@ def test_nobody_there_is_a_deadline_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8600", "ftp://host", "http://", "http://host:99999999"])
-def test_what_is_no_address_is_said(url: str) -> None:
+def test_malformed_address_is_refused(url: str) -> None:
     """Before anything is sent."""
     with pytest.raises(UsageError, match="not an address"):
         Client(url)
 
 
-def test_importing_the_package_is_light() -> None:
-    """Neither numpy nor a runtime until `Client` is asked for; an unknown name is still an AttributeError."""
+def test_package_import_is_light() -> None:
+    """Neither numpy nor a runtime until `Client` is used; an unknown name is still an AttributeError."""
     code = "import sys, edgesplit; print('numpy' in sys.modules, edgesplit.__version__); print(edgesplit.Client)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert out[0] == f"False {edgesplit.__version__}"

@@ -1,4 +1,4 @@
-"""The window of a stream: what is taken, begun, dropped and given out, decided without threads."""
+"""The window of a stream: which frames are taken, started, dropped and returned, decided without threads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def given_out(window: FrameWindow[int]) -> list[tuple[int, str]]:
     return out
 
 
-def test_a_source_waits_until_an_answer_was_given_out() -> None:
-    """Two in flight: the third frame is wanted only when the first answer was taken away."""
+def test_source_waits_until_an_answer_was_returned() -> None:
+    """Two in flight: the third frame is read only when the first answer was taken."""
     window: FrameWindow[int] = FrameWindow(2, "none")
     for number in (0, 1):
         assert window.can_accept
@@ -42,8 +42,8 @@ def test_a_source_waits_until_an_answer_was_given_out() -> None:
     assert window.can_accept
 
 
-def test_the_oldest_that_waits_gives_way_to_the_newest() -> None:
-    """One under way, one waiting: each new frame takes the waiting one's place; what has begun is never dropped."""
+def test_policy_oldest_replaces_the_waiting_frame() -> None:
+    """One in flight, one waiting: each new frame replaces the waiting one; a frame in flight is never dropped."""
     window: FrameWindow[int] = FrameWindow(1, "oldest")
     window.add(0)
     assert window.start_next() == (0, 0)
@@ -56,8 +56,8 @@ def test_the_oldest_that_waits_gives_way_to_the_newest() -> None:
     assert window.start_next() == (3, 3)
 
 
-def test_the_newest_gives_way_to_the_one_that_waits() -> None:
-    """The first that found no room but one place waits; all later ones are dropped."""
+def test_policy_newest_drops_the_arriving_frame() -> None:
+    """The first frame that finds the window full waits; all later ones are dropped."""
     window: FrameWindow[int] = FrameWindow(1, "newest")
     for number in range(4):
         window.add(number)
@@ -70,8 +70,8 @@ def test_the_newest_gives_way_to_the_one_that_waits() -> None:
     assert given_out(window) == [(1, "Answer"), (2, "Dropped"), (3, "Dropped")]
 
 
-def test_a_consumer_that_sleeps_costs_no_memory() -> None:
-    """A hundred thousand dropped frames between two answers are one entry, and each is still told of in its turn."""
+def test_dropped_frames_of_a_slow_consumer_take_bounded_memory() -> None:
+    """A hundred thousand dropped frames between two answers are one entry, and each is still reported in its turn."""
     window: FrameWindow[int] = FrameWindow(1, "oldest")
     for number in range(100_000):
         window.add(number)
@@ -84,8 +84,8 @@ def test_a_consumer_that_sleeps_costs_no_memory() -> None:
     assert window.start_next() == (99_999, 99_999) and not window.is_over
 
 
-def test_a_frame_that_the_server_dropped_is_one_result_of_its_own() -> None:
-    """`Dropped` from there is handed on as it came."""
+def test_frame_dropped_by_the_server_is_a_result() -> None:
+    """`Dropped` from the server is passed on as it came."""
     window: FrameWindow[int] = FrameWindow(2, "oldest")
     window.add(0)
     window.start_next()
@@ -95,10 +95,8 @@ def test_a_frame_that_the_server_dropped_is_one_result_of_its_own() -> None:
 
 
 @given(seed=st.integers(0, 2**32), in_flight=st.integers(1, 4), drop=st.sampled_from(["none", "oldest", "newest"]))
-def test_whatever_the_order_of_events_each_frame_is_given_out_once_and_in_order(
-    seed: int, in_flight: int, drop: Drop
-) -> None:
-    """Random steps: never more under way than allowed, no number left out or repeated, nothing dropped by `none`."""
+def test_each_frame_is_returned_once_and_in_order(seed: int, in_flight: int, drop: Drop) -> None:
+    """Random steps: never more in flight than allowed, no number left out or repeated, nothing dropped by `none`."""
     rng = random.Random(seed)
     window: FrameWindow[int] = FrameWindow(in_flight, drop)
     taken, running, out = 0, [], []
@@ -130,14 +128,14 @@ def test_whatever_the_order_of_events_each_frame_is_given_out_once_and_in_order(
 
 @pytest.mark.parametrize("wrong", [{"in_flight": 0}, {"in_flight": 65}, {"drop": "all"}, {"errors": "hide"},
                                    {"deadline_s": float("nan")}])  # fmt: skip
-def test_what_no_stream_can_be_is_said_at_once(wrong: dict[str, object]) -> None:
+def test_invalid_stream_settings_are_refused(wrong: dict[str, object]) -> None:
     """Before a frame is taken."""
     with pytest.raises(UsageError):
         StreamSettings(**{"model": "m", "in_flight": 1, "drop": "none", "deadline_s": 1.0, "errors": "raise", **wrong})  # type: ignore[arg-type]
 
 
-def test_a_frame_tells_the_server_its_stream_and_what_may_give_way() -> None:
-    """And whatever else the application wishes for."""
+def test_frame_carries_its_stream_and_drop_policy() -> None:
+    """With the application's other options."""
     settings = StreamSettings("m", 1, "oldest", 1.0, "raise", options=InferOptions(hedge="never"))
     told = settings.request("cam", {"x": b"1"}).parameters
     assert told == {"edgesplit_stream": "cam", "edgesplit_drop": "oldest", "edgesplit_hedge": "never"}

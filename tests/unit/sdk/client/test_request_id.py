@@ -1,4 +1,4 @@
-"""Ids that are nobody else's."""
+"""Unique request ids."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import uuid
 from edgesplit.client.request_id import new_request_id
 
 
-def test_they_are_random_uuids_of_version_4() -> None:
-    """As the standard library reads them, and as the agent knows ids that no other request can have."""
+def test_request_ids_are_random_uuids_of_version_4() -> None:
+    """As the standard library parses them; the agent recognises them as ids that no other request has."""
     for _ in range(200):
         one = new_request_id()
         read = uuid.UUID(one)
         assert (read.version, read.variant, read.urn) == (4, uuid.RFC_4122, one)
 
 
-def test_none_comes_twice_however_many_threads_ask() -> None:
-    """Random bytes are handed out once."""
+def test_request_ids_are_unique_across_threads() -> None:
+    """Random bytes are used once."""
     found: list[list[str]] = [[] for _ in range(4)]
 
     def ask(mine: list[str]) -> None:
@@ -30,7 +30,7 @@ def test_none_comes_twice_however_many_threads_ask() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({one for mine in found for one in mine}) == 4_000
+    assert len({request_id for mine in found for request_id in mine}) == 4_000
 
 
 FORKS = """
@@ -45,7 +45,7 @@ if child:
 """
 
 
-def test_a_forked_child_has_others() -> None:
-    """Parent and child had the same random bytes left when they parted."""
+def test_forked_child_has_other_request_ids() -> None:
+    """Parent and child inherit the same unused random bytes."""
     told = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True).stdout.split()
-    assert len(told) == 2 == len(set(told)) and all(uuid.UUID(one).urn == one for one in told)
+    assert len(told) == 2 == len(set(told)) and all(uuid.UUID(request_id).urn == request_id for request_id in told)

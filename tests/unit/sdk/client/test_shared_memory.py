@@ -97,8 +97,8 @@ def ask(request: pytest.FixtureRequest, agent: SharedMemoryAgent) -> Iterator[As
     loop.close()
 
 
-def test_large_tensors_go_through_shared_memory(agent: SharedMemoryAgent, ask: Ask) -> None:
-    """In place on their way in, not in the body on their way out; one segment serves all requests of a connection."""
+def test_large_tensors_use_shared_memory(agent: SharedMemoryAgent, ask: Ask) -> None:
+    """Inputs in place, outputs not in the body; one segment serves all requests of a connection."""
     for factor in (1, 2, 3):
         np.testing.assert_array_equal(ask(factor * X), 2 * factor * X)
     assert agent.saw == [True] * 3
@@ -106,37 +106,37 @@ def test_large_tensors_go_through_shared_memory(agent: SharedMemoryAgent, ask: A
     assert offers < 100 and all(size < 2_000 for size in bodies)
 
 
-def test_an_answer_is_the_applications_own(ask: Ask) -> None:
-    """The next request reuses the memory; what was given out does not change."""
+def test_answer_is_not_overwritten_by_the_next_request(ask: Ask) -> None:
+    """The next request reuses the memory; returned arrays do not change."""
     first = ask(X)
     kept = first.copy()
     ask(7 * X)
     np.testing.assert_array_equal(first, kept)
 
 
-def test_a_server_that_takes_no_segments_gets_bytes(agent: SharedMemoryAgent, ask: Ask) -> None:
-    """An older agent, or a foreign one: asked once per connection, and then never again."""
+def test_server_without_segments_gets_bytes(agent: SharedMemoryAgent, ask: Ask) -> None:
+    """An older agent, or a foreign server: asked once per connection, and then never again."""
     agent.refuse = True
     for _ in range(2):
         np.testing.assert_array_equal(ask(), 2 * X)
     assert agent.saw == [False, False] and all(size > X.nbytes for size in agent.bodies)
 
 
-def test_inputs_that_lie_scattered_are_gathered(ask: Ask) -> None:
+def test_non_contiguous_inputs_are_copied(ask: Ask) -> None:
     """A slice with strides, read backwards."""
     scattered = np.repeat(X, 2, axis=1)[:, ::2][:, ::-1]
     np.testing.assert_array_equal(ask(scattered), 2 * X[:, ::-1])
 
 
-def test_an_error_leaves_the_memory_usable(agent: SharedMemoryAgent, ask: Ask) -> None:
+def test_segment_is_usable_after_an_error(agent: SharedMemoryAgent, ask: Ask) -> None:
     """A wrong shape is refused; the next request on the connection is answered."""
     with pytest.raises(UsageError, match="shape"):
         ask(np.concatenate([X, X]))
     np.testing.assert_array_equal(ask(), 2 * X)
 
 
-def test_the_server_may_restart_between_two_requests(agent: SharedMemoryAgent, ask: Ask) -> None:
-    """The new one knows nothing of the old one's segments: the client offers its memory anew."""
+def test_segment_is_registered_again_after_a_server_restart(agent: SharedMemoryAgent, ask: Ask) -> None:
+    """The new process does not know the old one's segments: the client registers its memory again."""
     np.testing.assert_array_equal(ask(), 2 * X)
     path = Path(agent.url.removeprefix("unix://"))
     agent.server.stop(0.5)
@@ -146,15 +146,15 @@ def test_the_server_may_restart_between_two_requests(agent: SharedMemoryAgent, a
     assert agent.saw == [True, True]
 
 
-def test_shared_memory_can_be_declined(agent: SharedMemoryAgent) -> None:
+def test_shared_memory_can_be_disabled(agent: SharedMemoryAgent) -> None:
     """By the application."""
     with Client(agent.url, shared_memory=False) as client:
         client.infer("big", {"x": X}, deadline_s=PATIENCE_S)
     assert agent.saw == [False]
 
 
-def test_a_client_that_is_gone_leaves_nothing_behind(agent: SharedMemoryAgent) -> None:
-    """Neither descriptors nor mappings, also when it went while its request ran."""
+def test_closed_client_leaves_no_descriptors_or_mappings(agent: SharedMemoryAgent) -> None:
+    """Also when it closed while its request ran."""
 
     def held() -> int:
         return sum("memfd:edgesplit" in line for line in Path("/proc/self/maps").read_text().splitlines())

@@ -1,4 +1,5 @@
-"""`Client.stream` and `AsyncClient.stream` against a real server of ours: order, back-pressure, drops, errors, ends."""
+"""`Client.stream` and `AsyncClient.stream` against a real server of ours: order, back-pressure, drops, errors,
+cancellation."""
 
 from __future__ import annotations
 
@@ -92,12 +93,12 @@ both = pytest.mark.parametrize("way", [with_threads, with_asyncio], ids=["thread
 
 
 def values(results: Results) -> list[tuple[int | None, int]]:
-    return [(one.frame, int(one.outputs["y"][0])) for one in results if isinstance(one, Answer)]
+    return [(result.frame, int(result.outputs["y"][0])) for result in results if isinstance(result, Answer)]
 
 
 @both
-def test_answers_come_in_the_order_of_their_frames(url: str, doubler: Doubler, way: Way) -> None:
-    """However they are overtaken on the way: each pair of frames is answered the other way round."""
+def test_answers_are_in_frame_order(url: str, doubler: Doubler, way: Way) -> None:
+    """Although each pair of frames is answered in reverse order."""
     second_is_done = {n: threading.Event() for n in range(10)}
 
     def overtake(number: int) -> None:
@@ -109,12 +110,12 @@ def test_answers_come_in_the_order_of_their_frames(url: str, doubler: Doubler, w
     doubler.gate = overtake
     assert values(way(url, frames(10), in_flight=2)) == [(n, 2 * n) for n in range(10)]
     assert doubler.most == 2
-    names = {told["edgesplit_stream"] for told in doubler.asked}
-    assert len(names) == 1 and not any("edgesplit_drop" in told for told in doubler.asked)
+    names = {options["edgesplit_stream"] for options in doubler.asked}
+    assert len(names) == 1 and not any("edgesplit_drop" in options for options in doubler.asked)
 
 
-def test_the_source_is_never_read_further_than_the_answers_that_were_given_out(url: str) -> None:
-    """A consumer that takes its time holds up the source, with threads."""
+def test_back_pressure_with_threads(url: str) -> None:
+    """A slow consumer holds up the source: it is never read further ahead than the window allows."""
     taken: list[int] = []
     with Client(url) as client:
         for given, _ in enumerate(client.stream("m", frames(12, taken), in_flight=3, deadline_s=PATIENCE_S), 1):
@@ -122,8 +123,8 @@ def test_the_source_is_never_read_further_than_the_answers_that_were_given_out(u
     assert len(taken) == 12
 
 
-def test_the_source_is_never_read_further_with_asyncio_either(url: str) -> None:
-    """The same, and the source is asynchronous."""
+def test_back_pressure_with_asyncio(url: str) -> None:
+    """A slow consumer holds up an asynchronous source: it is never read further ahead than the window allows."""
     taken: list[int] = []
 
     async def source() -> AsyncIterator[Frame]:
@@ -160,19 +161,19 @@ def all_while_the_first_runs(doubler: Doubler) -> Callable[[], Iterator[Frame]]:
 
 
 @both
-def test_frames_give_way_where_answers_are_slow(url: str, doubler: Doubler, way: Way) -> None:
-    """While the first is under way all others come: by `oldest` the last is answered, the rest are `Dropped`."""
+def test_policy_oldest_answers_the_last_waiting_frame(url: str, doubler: Doubler, way: Way) -> None:
+    """While the first is in flight all others arrive: with `oldest` the last is answered, the rest are `Dropped`."""
     source = all_while_the_first_runs(doubler)
     results = way(url, source(), in_flight=1, drop="oldest", errors="yield")
     assert len(results) == 9
     assert [n for n, _ in values(results)] == [0, 8]
-    assert all(isinstance(one, Dropped) for one in results[1:8])
-    assert {told["edgesplit_drop"] for told in doubler.asked} == {"oldest"}
+    assert all(isinstance(result, Dropped) for result in results[1:8])
+    assert {options["edgesplit_drop"] for options in doubler.asked} == {"oldest"}
 
 
 @both
-def test_dropped_frames_are_left_out_unless_asked_for(url: str, doubler: Doubler, way: Way) -> None:
-    """By `newest` the first that waits is answered; the answers say which frames they are of."""
+def test_policy_newest_answers_the_first_waiting_frame(url: str, doubler: Doubler, way: Way) -> None:
+    """Dropped frames are left out unless requested; the answers name their frames."""
     source = all_while_the_first_runs(doubler)
     assert [n for n, _ in values(way(url, source(), in_flight=1, drop="newest"))] == [0, 1]
 
@@ -183,26 +184,26 @@ def fail_third(number: int) -> None:
 
 
 @both
-def test_a_frames_error_ends_the_stream_or_takes_its_place(url: str, doubler: Doubler, way: Way) -> None:
-    """As the application chose; what was answered before it was given out."""
+def test_frame_error_ends_the_stream_or_is_a_result(url: str, doubler: Doubler, way: Way) -> None:
+    """As the application chose; earlier answers are returned before it."""
     doubler.gate = fail_third
     with pytest.raises(InferenceFailed, match="the third"):
         way(url, frames(5), in_flight=2)
     results = way(url, frames(5), in_flight=2, errors="yield")
-    assert [type(one).__name__ for one in results] == ["Answer", "Answer", "InferenceFailed", "Answer", "Answer"]
+    assert [type(result).__name__ for result in results] == ["Answer", "Answer", "InferenceFailed", "Answer", "Answer"]
 
 
 @both
-def test_a_frame_that_cannot_be_sent_is_that_frames_error(url: str, way: Way) -> None:
+def test_unsendable_frame_is_an_error_of_that_frame(url: str, way: Way) -> None:
     """The others are answered."""
     bad: list[Any] = [{"x": np.array([0])}, {"x": "text"}, 5, {"x": np.array([3])}]
     results = way(url, bad, errors="yield")
-    assert [type(one).__name__ for one in results] == ["Answer", "UsageError", "UsageError", "Answer"]
+    assert [type(result).__name__ for result in results] == ["Answer", "UsageError", "UsageError", "Answer"]
 
 
 @both
-def test_what_the_source_raises_rises_after_the_answers_before_it(url: str, way: Way) -> None:
-    """Unchanged, so that the application knows its own error."""
+def test_source_exception_is_raised_after_earlier_answers(url: str, way: Way) -> None:
+    """Unchanged, so that the application recognises its own error."""
 
     def source() -> Iterator[Frame]:
         yield from frames(2)
@@ -213,12 +214,12 @@ def test_what_the_source_raises_rises_after_the_answers_before_it(url: str, way:
 
 
 @both
-def test_a_stream_of_nothing_gives_nothing(url: str, way: Way) -> None:
-    """And ends."""
+def test_empty_stream_ends(url: str, way: Way) -> None:
+    """A source without frames gives no results, with threads and with asyncio."""
     assert way(url, []) == []
 
 
-def test_leaving_the_loop_ends_what_is_under_way(url: str, doubler: Doubler) -> None:
+def test_leaving_the_loop_cancels_frames_in_flight(url: str, doubler: Doubler) -> None:
     """The server sees its clients go; the client itself is not closed."""
     hold, begun = threading.Event(), threading.Event()
 
@@ -233,7 +234,9 @@ def test_leaving_the_loop_ends_what_is_under_way(url: str, doubler: Doubler) -> 
         for _ in client.stream("m", frames(6), in_flight=3, deadline_s=100 * PATIENCE_S):
             assert begun.wait(PATIENCE_S)
             break
-        streaming = [one for one in threading.enumerate() if one.name == "stream" and one.ident not in before]
+        streaming = [
+            thread for thread in threading.enumerate() if thread.name == "stream" and thread.ident not in before
+        ]
         for thread in streaming:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
@@ -241,8 +244,8 @@ def test_leaving_the_loop_ends_what_is_under_way(url: str, doubler: Doubler) -> 
         assert values([client.infer("m", {"x": np.array([0])}, deadline_s=PATIENCE_S)]) == [(None, 0)]
 
 
-def test_cancelling_closes_the_exchange(url: str, doubler: Doubler) -> None:
-    """`infer` that is cancelled: the server sees the client go, and the next request has a connection of its own."""
+def test_cancelled_infer_closes_its_connection(url: str, doubler: Doubler) -> None:
+    """The server sees the client go, and the next request has a connection of its own."""
     gone, begun = threading.Event(), threading.Event()
     requests: list[Request] = []
     server = Server(lambda request: requests.append(request) or doubler(request))  # type: ignore[func-returns-value]
@@ -270,15 +273,15 @@ def test_cancelling_closes_the_exchange(url: str, doubler: Doubler) -> None:
     server.stop(0.5)
 
 
-def test_streams_settings_are_checked_before_the_first_frame(url: str) -> None:
-    """When `stream` is called, not when its first result is asked for."""
+def test_stream_settings_are_checked_before_the_first_frame(url: str) -> None:
+    """When `stream` is called, not when its first result is requested."""
     with Client(url) as client, pytest.raises(UsageError):
         client.stream("m", [], in_flight=0)
     with pytest.raises(UsageError):
         AsyncClient(url).stream("m", [], drop="all")  # type: ignore[arg-type]
 
 
-def test_a_closed_client_says_so(url: str) -> None:
+def test_closed_client_refuses_a_stream(url: str) -> None:
     """At once."""
 
     async def run() -> None:

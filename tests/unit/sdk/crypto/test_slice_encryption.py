@@ -1,4 +1,5 @@
-"""Encrypted slices: what was sealed opens, and nothing that was changed, moved, left out or swapped does."""
+"""Encrypted slices: ciphertext decrypts to the plaintext, and nothing that was changed, moved, left out or swapped
+does."""
 
 from __future__ import annotations
 
@@ -77,15 +78,15 @@ def opened(slice_: Slice, files: dict[str, bytes], keys: dict[str, bytes] = KEYS
         return {file.name: memory.read(file.name) for file in slice_.files}
 
 
-def test_what_was_sealed_opens_again() -> None:
-    """Every file comes back to the byte, and none of its ciphertext holds any of its plaintext."""
+def test_encrypted_slice_round_trips() -> None:
+    """Every file comes back byte for byte, and none of its ciphertext contains any of its plaintext."""
     assert opened(SLICE, CIPHERTEXT) == FILES
     assert all(run not in CIPHERTEXT["weights.bin"] for run in (b"wwww", b"vvvv", b"uuuu"))
-    assert [one.bytes for one in SLICE.files[1].chunks] == [len(run) + TAG_BYTES for run in WEIGHTS]
+    assert [chunk.bytes for chunk in SLICE.files[1].chunks] == [len(run) + TAG_BYTES for run in WEIGHTS]
 
 
-def test_the_same_slice_is_the_same_ciphertext_again() -> None:
-    """A second deployment resends nothing; another controller, another byte or another name share nothing."""
+def test_equal_slices_have_equal_ciphertext() -> None:
+    """A second deployment resends nothing; another controller, another byte or another name give other ciphertext."""
     again, runs = encrypt_slice(PLAIN, RUNS, SECRET)
     assert again == SLICE and {name: b"".join(one) for name, one in runs.items()} == CIPHERTEXT
     assert SEALED_RUNS["weights.bin"][-1] == SEALED_RUNS["weights.bin"][2]
@@ -101,7 +102,7 @@ def test_the_same_slice_is_the_same_ciphertext_again() -> None:
         assert chunks.isdisjoint(chunk.sha256 for file in other.files for chunk in file.chunks)
 
 
-def test_equal_chunks_of_a_slice_are_unequal_ciphertext() -> None:
+def test_equal_chunks_have_different_ciphertext() -> None:
     """Each chunk has a nonce of its own: two layers of zeros do not show as two equal chunks."""
     twin = slice_of("zeros", {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]})
     sealed, _ = encrypt_slice(twin, {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]}, SECRET)
@@ -109,8 +110,8 @@ def test_equal_chunks_of_a_slice_are_unequal_ciphertext() -> None:
 
 
 @pytest.mark.parametrize("file", ["graph.onnx", "weights.bin"])
-def test_every_flipped_byte_is_noticed(file: str) -> None:
-    """A bit flipped anywhere in the ciphertext, tags included, opens nothing."""
+def test_every_flipped_byte_is_refused(file: str) -> None:
+    """A bit flipped anywhere in the ciphertext, tags included, makes decryption fail."""
     good = CIPHERTEXT[file]
     for at in range(len(good)):
         bad = good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :]
@@ -122,12 +123,12 @@ def described(files: dict[str, list[bytes]]) -> tuple[Slice, dict[str, bytes]]:
     """The sealed slice with these chunks in place of its own, as somebody who can sign would describe them."""
     listed = tuple(
         msgspec.structs.replace(
-            one,
-            bytes=sum(map(len, files[one.name])),
-            sha256=hashlib.sha256(b"".join(files[one.name])).hexdigest(),
-            chunks=tuple(map(chunk_of, files[one.name])),
+            file,
+            bytes=sum(map(len, files[file.name])),
+            sha256=hashlib.sha256(b"".join(files[file.name])).hexdigest(),
+            chunks=tuple(map(chunk_of, files[file.name])),
         )
-        for one in SLICE.files
+        for file in SLICE.files
     )
     return msgspec.structs.replace(SLICE, files=listed), {name: b"".join(runs) for name, runs in files.items()}
 
@@ -162,13 +163,13 @@ CHANGES: dict[str, Callable[[], dict[str, list[bytes]]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_nothing_opens_out_of_its_place(change: str) -> None:
-    """Also where whoever made the manifest described the wrong bytes rightly: the key's holder notices."""
+def test_moved_ciphertext_is_refused(change: str) -> None:
+    """Also where the manifest describes the wrong bytes correctly: the key's holder detects it."""
     with pytest.raises(TrustError):
         opened(*described(CHANGES[change]()))
 
 
-def test_a_slice_opens_with_its_own_key_alone() -> None:
+def test_slice_decrypts_only_with_its_own_key() -> None:
     """No key, another slice's, one bit off, short: TrustError, and the plaintext's digest tells a guesser nothing."""
     wrong = bytes([KEY.secret[0] ^ 1]) + KEY.secret[1:]
     for keys in ({}, {KEY.key_id: wrong}, {KEY.key_id: b""}, {KEY.key_id: KEY.secret[:31]}, {"0" * 64: KEY.secret}):
@@ -179,8 +180,8 @@ def test_a_slice_opens_with_its_own_key_alone() -> None:
     assert KEY.secret.hex() not in repr(KEY) and KEY.secret.hex() not in repr(SLICE)
 
 
-def test_opened_files_cannot_be_changed_and_have_no_place_on_a_disk() -> None:
-    """They are sealed memory files: writing, growing and shrinking are refused, and closing lets go of them."""
+def test_decrypted_files_are_sealed_memory_files() -> None:
+    """Writing, growing and shrinking are refused, and closing frees them."""
     memory = decrypt_slice(SLICE, lambda file: io.BytesIO(CIPHERTEXT[file.name]), KEYS)
     path = memory.path("weights.bin")
     assert path.read_bytes() == FILES["weights.bin"] and "memfd:" in os.readlink(path)
@@ -192,7 +193,7 @@ def test_opened_files_cannot_be_changed_and_have_no_place_on_a_disk() -> None:
     assert view is not None and bytes(view) == FILES["weights.bin"] and memory.map_file("nothing") is None
 
 
-def test_memory_that_runs_out_is_told_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_a_transient_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """No room for the plaintext is an error that may pass, not one of trust; nothing half decrypted stays."""
     before = len(os.listdir("/proc/self/fd"))
 
@@ -208,7 +209,7 @@ def test_memory_that_runs_out_is_told_and_let_go(monkeypatch: pytest.MonkeyPatch
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_golden_inputs_open_with_their_key_and_in_their_place() -> None:
+def test_golden_inputs_decrypt_only_with_their_key_and_place() -> None:
     """Pictures are encrypted too; a request and a response cannot be mixed up."""
     sealed, bodies = encrypt_golden([b"request", b"response"], SECRET)
     stored = {chunk_of(body).sha256: body for body in bodies}
@@ -233,18 +234,18 @@ def sealed_release() -> tuple[bytes, dict[str, bytes], dict[str, bytes]]:
     """The sample release encrypted: manifest, chunks by digest, content keys."""
     raw, chunks = sample_release()
     manifest, keys, stored, slices = decode_manifest(raw), {}, {}, []
-    for one in manifest.slices:
-        runs = {file.name: [chunks[chunk.sha256] for chunk in file.chunks] for file in one.files}
-        sealed, contents = encrypt_slice(one, runs, SECRET)
-        key = derive_slice_key(one, SECRET)
+    for slice_ in manifest.slices:
+        runs = {file.name: [chunks[chunk.sha256] for chunk in file.chunks] for file in slice_.files}
+        sealed, contents = encrypt_slice(slice_, runs, SECRET)
+        key = derive_slice_key(slice_, SECRET)
         keys[key.key_id] = key.secret
         slices.append(sealed)
         stored.update({chunk_of(run).sha256: run for closed in contents.values() for run in closed})
     return encode_manifest(msgspec.structs.replace(manifest, slices=tuple(slices))), stored, keys
 
 
-def test_a_release_on_disk_is_ciphertext_and_opens_in_memory(tmp_path: Path) -> None:
-    """What lies there holds no weight; its files are verified as signed at each load, and opened only with keys."""
+def test_release_on_disk_is_ciphertext(tmp_path: Path) -> None:
+    """The files hold no weight; they are verified as signed at each load, and decrypted in memory only with keys."""
     raw, chunks, keys = sealed_release()
     world = TrustHarness(tmp_path / "world")
     digest = world.repository.add_release(raw)
@@ -264,8 +265,9 @@ def test_a_release_on_disk_is_ciphertext_and_opens_in_memory(tmp_path: Path) -> 
         replace(open_release(folder, digest, world.bootstrap), keys=keys).slice_folder("head")
 
 
-def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Path) -> None:
-    """Its keys file missing, spoiled or another's: TrustError says which file; mended, the next request opens it."""
+def test_offload_server_needs_valid_keys(tmp_path: Path) -> None:
+    """Its keys file missing, corrupt or another's: TrustError names the file; once repaired, the next request
+    decrypts."""
     raw, chunks, keys = sealed_release()
     world = TrustHarness(tmp_path / "world")
     digest = world.repository.add_release(raw)
@@ -288,8 +290,8 @@ def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Pa
         open_(digest).slice_folder("head")  # no row runs it remotely: its key is not for this machine
 
 
-def test_a_slice_of_another_release_does_not_open(tmp_path: Path) -> None:
-    """The same layers in a later version of the model have another key: bytes of one are nothing to the other."""
+def test_slice_of_another_release_is_refused(tmp_path: Path) -> None:
+    """The same layers in a later version of the model have another key."""
     runs = {"graph.onnx": [b"tail graph 2"]}
     other, closed = encrypt_slice(slice_of("tail", runs), runs, SECRET)
     files = {name: b"".join(one) for name, one in closed.items()}
@@ -330,19 +332,19 @@ CONTRADICTIONS: dict[str, Twist] = {
 
 
 @pytest.mark.parametrize("twist", CONTRADICTIONS)
-def test_a_manifest_that_contradicts_itself_is_refused(twist: str) -> None:
-    """Sizes, digests and seals of encrypted slices hang together, or the manifest is malformed."""
+def test_inconsistent_manifest_is_refused(twist: str) -> None:
+    """Sizes, digests and encryption fields of slices must agree, or the manifest is malformed."""
     manifest = decode_manifest(sealed_release()[0])
     slices = tuple(
-        CONTRADICTIONS[twist](msgspec.structs.replace(SLICE, name=one.name)) if one.name == "head" else one
-        for one in manifest.slices
+        CONTRADICTIONS[twist](msgspec.structs.replace(SLICE, name=slice_.name)) if slice_.name == "head" else slice_
+        for slice_ in manifest.slices
     )
     with pytest.raises(MalformedMessage):
         decode_manifest(encode_manifest(msgspec.structs.replace(manifest, slices=slices)))
 
 
-def test_chunks_may_be_a_tag_larger_where_they_are_encrypted() -> None:
-    """The largest chunk in clear is still one chunk when it is encrypted, and no larger one is allowed."""
+def test_encrypted_chunks_may_be_larger_by_one_tag() -> None:
+    """The largest plaintext chunk is still one chunk when encrypted, and no larger one is allowed."""
     run = b"z" * LIMITS.chunk_bytes
     sealed, _ = encrypt_slice(slice_of("head", {"graph.onnx": [run]}), {"graph.onnx": [run]}, SECRET)
     manifest = decode_manifest(sealed_release()[0])
@@ -360,8 +362,8 @@ def test_chunks_may_be_a_tag_larger_where_they_are_encrypted() -> None:
 # Keys for one device
 
 
-def test_keys_unwrap_for_their_device_and_release_alone() -> None:
-    """Another device's key, name or release: TrustError; two wrappings of the same keys are not alike."""
+def test_keys_unwrap_only_for_their_device_and_release() -> None:
+    """Another device's key, name or release: TrustError; two wrappings of the same keys differ."""
     wrapped = wrap(KEYS, public_bytes(OWN), DEVICE, RELEASE)
     assert unwrap(wrapped, OWN, DEVICE, RELEASE) == KEYS
     assert wrap(KEYS, public_bytes(OWN), DEVICE, RELEASE) != wrapped
@@ -376,7 +378,7 @@ def test_keys_unwrap_for_their_device_and_release_alone() -> None:
         unwrap(b"", OWN, DEVICE, RELEASE)
 
 
-def test_every_spoiled_wrapping_is_refused() -> None:
+def test_every_corrupt_wrapping_is_refused() -> None:
     """Each byte flipped, each prefix, trailing bytes, and more than any device needs."""
     wrapped = wrap(KEYS, public_bytes(OWN), DEVICE, RELEASE)
     spoiled = [wrapped[:at] + bytes([wrapped[at] ^ 1 << at % 8]) + wrapped[at + 1 :] for at in range(len(wrapped))]
@@ -389,8 +391,8 @@ def test_every_spoiled_wrapping_is_refused() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.one_of(st.binary(max_size=300), st.dictionaries(st.text(max_size=70), st.binary(max_size=40))))
-def test_whatever_was_wrapped_is_keys_or_refused(said: bytes | dict[str, bytes]) -> None:
-    """A ring of any content gives keys of the right length, or a TrustError; nothing else happens."""
+def test_unwrapping_gives_valid_keys_or_a_trust_error(said: bytes | dict[str, bytes]) -> None:
+    """Whatever content was wrapped: keys of the right length, or a TrustError."""
     raw = said if isinstance(said, bytes) else msgspec.msgpack.encode({"keys": said})
     try:
         keys = decode_keys(raw)
@@ -401,14 +403,14 @@ def test_whatever_was_wrapped_is_keys_or_refused(said: bytes | dict[str, bytes])
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=200))
-def test_no_bytes_from_a_network_unwrap(raw: bytes) -> None:
+def test_arbitrary_bytes_do_not_unwrap(raw: bytes) -> None:
     """Whatever a broker sends in place of wrapped keys is a TrustError."""
     with pytest.raises(TrustError):
         unwrap(raw, OWN, DEVICE, RELEASE)
 
 
-def test_only_the_keys_that_the_manifest_commits_to_count() -> None:
-    """Missing, swapped and foreign keys are told apart from good ones before anything is fetched or loaded."""
+def test_keys_must_match_the_manifests_commitments() -> None:
+    """Missing, swapped and foreign keys are detected before anything is fetched or loaded."""
     raw, _, keys = sealed_release()
     needed = needed_keys(decode_manifest(raw), ["head", "tail"])
     assert select_keys({**keys, "0" * 64: b"x" * 32}, needed) == keys
@@ -419,8 +421,8 @@ def test_only_the_keys_that_the_manifest_commits_to_count() -> None:
         select_keys({first: keys[second], second: keys[first]}, needed)
 
 
-def test_more_keys_than_a_statement_carries_are_refused_where_they_are_wrapped() -> None:
-    """The operator hears it, not a device."""
+def test_wrapping_too_many_keys_is_refused() -> None:
+    """At the operator's side, not on a device."""
     rng = random.Random(7)
     many = {f"{number:064x}": rng.randbytes(32) for number in range(1_000)}
     with pytest.raises(UsageError, match="fewer cuts"):
@@ -430,8 +432,8 @@ def test_more_keys_than_a_statement_carries_are_refused_where_they_are_wrapped()
 # The device's own key
 
 
-def test_the_encryption_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    """Made while enrolling, 0600; the same one ever after."""
+def test_encryption_key_is_created_once_and_private(tmp_path: Path) -> None:
+    """Created at enrolment, mode 0600; the same one ever after."""
     path = tmp_path / "identity" / "encryption.pem"
     made = load_or_make_encryption_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -441,8 +443,9 @@ def test_the_encryption_key_is_made_once_and_only_its_owner_reads_it(tmp_path: P
 
 
 @pytest.mark.parametrize("content", [None, b"", b"rubbish"])
-def test_a_lost_encryption_key_is_told_with_the_way_out(tmp_path: Path, content: bytes | None) -> None:
-    """It is never silently made anew: the controller wraps to the old one. A spoiled one is not overwritten either."""
+def test_lost_encryption_key_is_reported_with_advice(tmp_path: Path, content: bytes | None) -> None:
+    """It is never silently created anew, since the controller wraps for the old one. A corrupt one is not overwritten
+    either."""
     path = tmp_path / "encryption.pem"
     if content is not None:
         path.write_bytes(content)
@@ -454,7 +457,7 @@ def test_a_lost_encryption_key_is_told_with_the_way_out(tmp_path: Path, content:
         assert path.read_bytes() == content
 
 
-def test_an_encryption_key_counts_only_with_its_owners_signature() -> None:
+def test_encryption_key_needs_its_owners_signature() -> None:
     """Bound to the certificate request by the request's own key; points of low order are no keys."""
     identity, thief = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     csr = certificate_request(identity, DEVICE).decode()

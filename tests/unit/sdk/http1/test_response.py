@@ -1,4 +1,4 @@
-"""An HTTP response read from bytes: whole, in any pieces, or refused."""
+"""Parsing of HTTP responses: whole, in any chunking, or refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
 @pytest.mark.parametrize("raw", [FIXED, CHUNKED, UNTIL_CLOSE, INTERIM], ids=["fixed", "chunked", "until close", "1xx"])
-def test_a_response_is_the_same_in_whatever_pieces_it_comes(raw: bytes, size: int) -> None:
+def test_any_chunking_gives_the_same_response(raw: bytes, size: int) -> None:
     """Byte by byte or at once."""
     response, incoming = read(raw, size, end=raw is UNTIL_CLOSE)
     assert response is not None and bytes(response.body) == b"hello" and response.status == 200
@@ -41,8 +41,9 @@ def test_a_response_is_the_same_in_whatever_pieces_it_comes(raw: bytes, size: in
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_a_header_block_that_came_before_is_not_read_again(size: int) -> None:
-    """The reply is the same as the first time, also behind an interim response, and another block counts as ever."""
+def test_repeated_header_block_is_not_parsed_again(size: int) -> None:
+    """The response is the same as the first time, also behind an interim response, and another block is parsed as
+    usual."""
     first, incoming = read(FIXED)
     assert first is not None and incoming.known_head is not None
     for raw in (FIXED, INTERIM):
@@ -54,14 +55,14 @@ def test_a_header_block_that_came_before_is_not_read_again(size: int) -> None:
 
 
 @pytest.mark.parametrize("raw", [CHUNKED, UNTIL_CLOSE, EMPTY, FIXED.replace(b"A: 1", b"Connection: close")])
-def test_only_a_block_that_tells_a_length_is_remembered(raw: bytes) -> None:
-    """The others do not say by themselves where their response ends, or are the last of their connection."""
+def test_only_header_blocks_with_a_length_are_cached(raw: bytes) -> None:
+    """The others do not say where their response ends, or are the last of their connection."""
     _, incoming = read(raw, end=raw is UNTIL_CLOSE)
     assert incoming.known_head is None
 
 
-def test_a_known_response_that_is_cut_short_or_too_long_is_no_other() -> None:
-    """What holds of a response read for the first time holds of the next."""
+def test_cached_header_block_gets_all_checks_of_a_new_one() -> None:
+    """A response that is too short or too long is refused as at the first time."""
     _, incoming = read(FIXED)
     with pytest.raises(LinkError):
         read(FIXED[:-1], end=True, known=incoming.known_head)
@@ -69,13 +70,13 @@ def test_a_known_response_that_is_cut_short_or_too_long_is_no_other() -> None:
     assert response is not None and bytes(response.body) == b"hello" and not after.keep_alive
 
 
-def test_headers_are_lower_case_and_joined() -> None:
-    """One that is there twice has both values."""
+def test_header_names_are_lower_case_and_repeats_joined() -> None:
+    """A repeated header has both values."""
     response, _ = read(FIXED)
     assert response is not None and response.headers["a"] == "1, 2"
 
 
-def test_a_response_without_a_body_is_whole_at_its_head() -> None:
+def test_response_without_a_body_ends_with_its_head() -> None:
     """204, and a length of zero."""
     for raw in (EMPTY, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
         response, incoming = read(raw)
@@ -83,8 +84,8 @@ def test_a_response_without_a_body_is_whole_at_its_head() -> None:
 
 
 @pytest.mark.parametrize("raw", [FIXED, CHUNKED, EMPTY])
-def test_what_follows_a_response_spoils_the_connection(raw: bytes) -> None:
-    """The reply counts; the bytes behind it are nobody's, so nothing else may be read from there."""
+def test_bytes_after_a_response_make_the_connection_unusable(raw: bytes) -> None:
+    """The response counts; nothing else may be read from that connection."""
     response, incoming = read(raw + FIXED)
     assert response is not None and bytes(response.body) in (b"hello", b"")
     assert not incoming.keep_alive
@@ -92,8 +93,8 @@ def test_what_follows_a_response_spoils_the_connection(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [FIXED, CHUNKED, INTERIM])
-def test_every_prefix_of_a_response_is_none(raw: bytes) -> None:
-    """Cut at any byte: the connection was lost, nothing was answered."""
+def test_every_prefix_of_a_response_is_incomplete(raw: bytes) -> None:
+    """Cut at any byte: the connection was lost, and there is no answer."""
     for cut in range(len(raw)):
         response, incoming = read(raw[:cut])
         assert response is None
@@ -111,14 +112,14 @@ def test_every_prefix_of_a_response_is_none(raw: bytes) -> None:
     b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
     f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{LIMITS.http_body_bytes + 1:x}\r\n".encode() + b"z" * 10,
 ])  # fmt: skip
-def test_what_is_no_response_is_refused(raw: bytes) -> None:
+def test_malformed_response_is_refused(raw: bytes) -> None:
     """As soon as it is seen, or at the connection's end; never an answer."""
     with pytest.raises((MalformedMessage, LinkError)):
         read(raw, end=True)
 
 
-def test_an_endless_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server that tells no length."""
+def test_endless_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that sends no length."""
     from dataclasses import replace
 
     from edgesplit.http1 import response

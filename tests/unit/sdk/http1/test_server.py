@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server: whole requests only, bounded in every way, and alive whatever arrives."""
+"""The HTTP/1.1 server: complete requests only, bounded in every way, and available whatever arrives."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def statuses(answer: bytes) -> list[int]:
     return found
 
 
-def test_a_request_arrives_decoded(server: AnyServer) -> None:
+def test_request_is_decoded(server: AnyServer) -> None:
     """Path decoded, query apart, header names in lower case, repeated headers joined."""
     text = b"GET http://host/v2/m%C3%B6del?x=%20 HTTP/1.1\r\nHost: h\r\nX-A: 1\r\nx-a:  2 \r\nConnection: close\r\n\r\n"
     body = raw(server, text).partition(b"\r\n\r\n")[2]
@@ -98,8 +98,8 @@ def test_a_request_arrives_decoded(server: AnyServer) -> None:
     assert seen["headers"]["x-a"] == "1, 2"
 
 
-def test_one_connection_serves_many_requests_and_large_bodies(server: AnyServer) -> None:
-    """Keep-alive, with bodies that do not fit a buffer, sent back from the receiving buffer itself."""
+def test_keep_alive_connection_serves_large_bodies(server: AnyServer) -> None:
+    """Bodies that do not fit a buffer, sent back from the receiving buffer itself."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         for size in (0, 1, 70_000, 3_000_000):
             data = random.randbytes(size)
@@ -108,9 +108,9 @@ def test_one_connection_serves_many_requests_and_large_bodies(server: AnyServer)
             assert (response.status, response.read() == data + b"tail") == (200, True)
 
 
-def test_a_request_like_the_last_one_is_told_from_one_that_only_looks_like_it(server: AnyServer) -> None:
-    """The same head with other bytes behind it, another head as long, a shorter and a longer one, wherever the bytes
-    are cut, and with the next request behind."""
+def test_cached_head_matches_only_an_equal_head(server: AnyServer) -> None:
+    """The same head with other bytes behind it, another head of equal length, a shorter and a longer one, wherever the
+    bytes are cut, and with the next request behind."""
 
     def request(path: str, body: bytes) -> bytes:
         return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
@@ -134,17 +134,17 @@ def test_a_request_like_the_last_one_is_told_from_one_that_only_looks_like_it(se
                     sock.sendall(stream[:cut])
                     sock.sendall(stream[cut:])
                 wanted = [other, same, other, same, other, other]
-                for one in wanted:
+                for piece in wanted:
                     given = body()
-                    sent = one.partition(b"\r\n\r\n")[2]
-                    if b"/blob " in one:
+                    sent = piece.partition(b"\r\n\r\n")[2]
+                    if b"/blob " in piece:
                         assert given == sent + b"tail"
                     else:
                         assert msgspec.json.decode(given)["size"] == len(sent)
 
 
-def test_requests_sent_in_one_go_are_answered_in_order(server: AnyServer) -> None:
-    """What lies behind a body is the next request, however the bytes were cut into packets."""
+def test_pipelined_requests_are_answered_in_order(server: AnyServer) -> None:
+    """What follows a body is the next request, however the bytes were cut into packets."""
     one = b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"
     last = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
     stream = b"".join(one % n for n in range(5)) + b"\r\n\r\n" + last
@@ -184,8 +184,8 @@ def test_requests_sent_in_one_go_are_answered_in_order(server: AnyServer) -> Non
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000, 431),
     ],
 )
-def test_what_is_not_one_clear_request_is_refused_and_left(server: AnyServer, head: bytes, status: int) -> None:
-    """Two readings of a request's length are two requests to somebody: refused, and nothing behind it is read."""
+def test_ambiguous_request_is_refused_and_the_connection_closed(server: AnyServer, head: bytes, status: int) -> None:
+    """Two readings of a request's length are request smuggling: refused, and nothing behind it is read."""
     answer = raw(server, head + b"\r\n\r\n" + b"GET /smuggled HTTP/1.1\r\n\r\n", finish=True)
     assert statuses(answer) in ([status], [505] if b"2.0" in head else [status])
     assert b"smuggled" not in answer
@@ -193,20 +193,20 @@ def test_what_is_not_one_clear_request_is_refused_and_left(server: AnyServer, he
     assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
 
 
-def test_endless_headers_are_bounded(server: AnyServer) -> None:
+def test_header_block_is_bounded(server: AnyServer) -> None:
     """A block that never ends is refused once it is too long, not kept."""
     answer = raw(server, b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 10_000, finish=True)
     assert statuses(answer) == [431]
 
 
 def test_body_over_the_limit_is_refused_before_it_is_sent(server: AnyServer) -> None:
-    """A client that asked for leave gets the refusal in its place."""
+    """A client that sent `Expect: 100-continue` gets the refusal instead."""
     head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n" % 10**12
     assert statuses(raw(server, head)) == [413]
 
 
-def test_leave_to_send_a_body_is_given(server: AnyServer) -> None:
-    """Expect: 100-continue is answered before the body is awaited, and the request goes on."""
+def test_expect_100_continue_is_answered(server: AnyServer) -> None:
+    """Before the body is awaited, and the request goes on."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
         assert sock.recv(1_000) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -219,14 +219,14 @@ def test_leave_to_send_a_body_is_given(server: AnyServer) -> None:
     ("start", "answer"),
     [(b"", []), (b"GET / HT", [408]), (b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc", [408])],
 )
-def test_a_silent_or_dawdling_peer_is_left(server: AnyServer, start: bytes, answer: list[int]) -> None:
-    """An idle connection ends without a word; half a header block or half a body is refused after a while."""
+def test_idle_and_slow_peers_time_out(server: AnyServer, start: bytes, answer: list[int]) -> None:
+    """An idle connection is closed silently; half a header block or half a body is refused after a while."""
     assert statuses(raw(server, start)) == answer
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_header_block_that_drips_is_refused(server: AnyServer) -> None:
-    """The limit is on the whole block: a byte now and then does not extend it."""
+def test_slow_header_block_is_refused(server: AnyServer) -> None:
+    """The time limit covers the whole block: a byte now and then does not extend it."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n")
         sock.settimeout(0.02)
@@ -241,10 +241,8 @@ def test_a_header_block_that_drips_is_refused(server: AnyServer) -> None:
         assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(
-    server: AnyServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A handler that raises is a 500 and a line in the log with the reason; the connection serves on."""
+def test_handler_exception_is_500_without_its_text(server: AnyServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The reason is in the log, not in the response; the connection goes on."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         with caplog.at_level(logging.ERROR, logger="edgesplit.http1.server"):
             connection.request("POST", "/boom", b"x")
@@ -262,8 +260,8 @@ def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(
     [(NotFound("n"), 404), (UsageError("u"), 400), (MalformedMessage("m"), 400), (Busy("b"), 503),
      (DeadlineExceeded("d"), 504), (InferenceFailed("i"), 500)],
 )  # fmt: skip
-def test_our_errors_become_their_status(kind: Kind, error: Exception, status: int) -> None:
-    """Whoever must act is told by the status, why by the text; Busy says when to come back."""
+def test_edge_errors_map_to_status_codes(kind: Kind, error: Exception, status: int) -> None:
+    """The status says who must act, the text why; Busy says when to retry."""
 
     def fail(_: Request) -> Response:
         raise error
@@ -277,7 +275,7 @@ def test_our_errors_become_their_status(kind: Kind, error: Exception, status: in
     assert (b"retry-after" in answer) == (status == 503)
 
 
-def test_head_and_http10_are_spoken(server: AnyServer) -> None:
+def test_head_and_http10_are_supported(server: AnyServer) -> None:
     """HEAD has no body; HTTP/1.0 closes unless asked to keep."""
     answer = raw(server, b"HEAD / HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert answer.endswith(b"\r\n\r\n")
@@ -285,8 +283,8 @@ def test_head_and_http10_are_spoken(server: AnyServer) -> None:
     assert statuses(raw(server, b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
-def test_the_handler_sees_that_its_client_has_gone(kind: Kind) -> None:
-    """So that work for nobody can be skipped."""
+def test_handler_sees_that_its_client_disconnected(kind: Kind) -> None:
+    """So that useless work can be skipped."""
     arrived, seen = threading.Event(), threading.Event()
     gone: list[Callable[[], bool]] = []
 
@@ -309,7 +307,7 @@ def test_the_handler_sees_that_its_client_has_gone(kind: Kind) -> None:
 
 
 def test_stop_lets_running_requests_finish(kind: Kind) -> None:
-    """The one that runs gets its answer, its connection's last; idle connections end; new ones are refused."""
+    """The running request is answered, as its connection's last; idle connections end; new ones are refused."""
     running_now, finish = threading.Event(), threading.Event()
 
     def slow(request: Request) -> Response:
@@ -341,8 +339,8 @@ def test_stop_lets_running_requests_finish(kind: Kind) -> None:
     busy.close()
 
 
-def test_more_connections_than_allowed_are_turned_away(kind: Kind) -> None:
-    """Bounded in number: one too many hears 503 at once, and there is room again when another has left."""
+def test_connections_are_bounded(kind: Kind) -> None:
+    """One too many gets 503 at once, and there is room again when another has closed."""
     server = kind(lambda _: Response(200, {}, [b"in"]), max_connections=2)
     server.start()
     text = b"GET / HTTP/1.1\r\n\r\n"
@@ -364,20 +362,20 @@ def test_more_connections_than_allowed_are_turned_away(kind: Kind) -> None:
     server.stop()
 
 
-def test_a_taken_port_is_one_clear_line(kind: Kind, server: AnyServer) -> None:
-    """UsageError with host, port and the system's reason; a host that is none of ours likewise."""
+def test_taken_port_is_a_usage_error(kind: Kind, server: AnyServer) -> None:
+    """UsageError with host, port and the system's reason; likewise for a host that is not this machine's."""
     with pytest.raises(UsageError, match=rf"127\.0\.0\.1 port {server.port}: .*in use"):
         kind(mirror, port=server.port).start()
     with pytest.raises(UsageError, match="cannot listen"):
         kind(mirror, host="192.0.2.1").start()
 
 
-def test_a_client_that_says_no_more_is_answered_and_left(server: AnyServer) -> None:
-    """Its end comes with its last request, in one packet: it is seen, and the connection ends at once."""
+def test_half_closed_connection_is_answered_and_closed(server: AnyServer) -> None:
+    """The end of stream arrives with the last request, in one packet: it is seen, and the connection closes at once."""
     assert statuses(raw(server, b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nok", finish=True)) == [200]
 
 
-def test_random_bytes_never_take_the_server_down(server: AnyServer) -> None:
+def test_random_bytes_do_not_stop_the_server(server: AnyServer) -> None:
     """Whatever arrives, the next client is served. Prints its seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -393,7 +391,7 @@ def test_random_bytes_never_take_the_server_down(server: AnyServer) -> None:
     assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
 
 
-def test_line_breaks_in_a_response_header_never_leave(kind: Kind) -> None:
+def test_line_breaks_in_response_headers_are_not_sent(kind: Kind) -> None:
     """A header made from foreign text cannot become two."""
     server = kind(lambda _: Response(200, {"x": "a\r\nset-cookie: b"}))
     server.start()
@@ -403,8 +401,8 @@ def test_line_breaks_in_a_response_header_never_leave(kind: Kind) -> None:
     server.stop()
 
 
-def test_the_handler_is_told_who_the_verified_client_is(kind: Kind, tmp_path: Path) -> None:
-    """The certificate's common name, in each request of the connection; a peer that speaks no TLS is left."""
+def test_handler_gets_the_verified_clients_name(kind: Kind, tmp_path: Path) -> None:
+    """The certificate's common name, in each request of the connection; a peer without TLS is refused."""
     authority = Authority(tmp_path)
     context = authority.issue_server("offload", ["127.0.0.1"]).server_context()
     server = kind(lambda request: json_response(200, request.peer), tls=context)

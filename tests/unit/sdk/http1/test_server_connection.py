@@ -108,15 +108,15 @@ def test_any_chunking_of_bytes_gives_the_same_events(
 
 
 @fuzzed(st.tuples(spoiled([POST * 2, GET + WAITING, LAST]), st.lists(st.integers(0, 1 << 20), max_size=6)))
-def test_spoiled_bytes_are_chunked_without_a_difference(spoilt: tuple[bytes, list[int]]) -> None:
-    """Requests or a refusal, nothing else is raised."""
+def test_any_chunking_of_corrupt_bytes_gives_the_same_events(spoilt: tuple[bytes, list[int]]) -> None:
+    """Requests or a refusal; nothing else is raised."""
     data, places = spoilt
     assert events(cut(data, places), prepares_bodies=True) == events([data], prepares_bodies=False)
 
 
 @pytest.mark.parametrize("prepares_bodies", [False, True])
-def test_each_byte_alone_gives_the_same_events(prepares_bodies: bool) -> None:
-    """Of repeated heads, a large body, empty lines, a body that is waited for, and no body."""
+def test_single_bytes_give_the_same_events(prepares_bodies: bool) -> None:
+    """Of repeated heads, a large body, empty lines, a body with 100-continue, and no body."""
     data = POST + POST + LARGE + GET + WAITING + HEAD + LAST
     bytewise = [data[at : at + 1] for at in range(len(data))]
     whole = events([data], prepares_bodies=False)
@@ -127,20 +127,20 @@ def test_each_byte_alone_gives_the_same_events(prepares_bodies: bool) -> None:
 @pytest.mark.parametrize(
     ("message", "status"), [(TOO_LARGE, 413), (ENDLESS, 431), (BLOCK, 431), (CHUNKED, 411), (EXPECTING, 417)]
 )
-def test_what_is_not_taken_is_refused_with_its_status(message: bytes, status: int) -> None:
+def test_unacceptable_request_is_refused_with_its_status(message: bytes, status: int) -> None:
     """Before anything of the body is received."""
     assert events([message], prepares_bodies=False) == [status]
 
 
-def test_bytes_behind_the_last_request_are_not_another_one() -> None:
-    """The client said that it closes."""
+def test_bytes_after_connection_close_are_ignored() -> None:
+    """The client announced that it closes."""
     driver = Driver()
     driver.receive(LAST + GET)
     assert [event for event in driver.out if isinstance(event, tuple)] == [("POST", "/e", "", b"zz")]
     assert not driver.connection.keep_alive
 
 
-def test_a_client_is_told_to_continue_only_if_it_still_waits() -> None:
+def test_continue_is_sent_only_if_the_client_still_waits() -> None:
     """Not if its body came along with the head; for each request anew."""
     connection = ServerConnection(new_scratch(), 0.0)
     head, body = WAITING[:-3], WAITING[-3:]
@@ -156,7 +156,7 @@ def test_a_client_is_told_to_continue_only_if_it_still_waits() -> None:
         connection.on_sent(0.0)
 
 
-def test_the_head_of_a_request_comes_before_its_body_has_memory() -> None:
+def test_request_head_is_reported_before_memory_for_its_body() -> None:
     """So a server that has no room for it can refuse it."""
     connection = ServerConnection(new_scratch(), 0.0)
     connection.buffers()[0][: len(POST)] = POST
@@ -165,7 +165,7 @@ def test_the_head_of_a_request_comes_before_its_body_has_memory() -> None:
     assert (connection.next_event(), bytes(connection.body)) == (Event.REQUEST, b"hello")
 
 
-def test_a_repeated_head_is_recognised() -> None:
+def test_repeated_head_is_not_parsed_again() -> None:
     """The same parsed head again, and its body received by one call into memory of its own."""
     driver = Driver(prepares_bodies=True)
     driver.receive(POST)
@@ -175,9 +175,9 @@ def test_a_repeated_head_is_recognised() -> None:
     assert driver.connection.parsed is first
 
 
-def test_each_wait_has_its_deadline() -> None:
-    """An idle connection is closed; a request that comes too slowly is refused with the reason; progress of a body
-    extends its time, up to that of the whole body."""
+def test_each_wait_has_a_deadline() -> None:
+    """An idle connection is closed; a request that is too slow is refused with the reason; progress of a body extends
+    its deadline, up to that of the whole body."""
     driver = Driver()
     connection = driver.connection
     assert connection.deadline == LIMITS.idle_connection_s
@@ -201,8 +201,8 @@ def test_each_wait_has_its_deadline() -> None:
     assert connection.deadline == late + LIMITS.handshake_s, "bytes of the next request are here"
 
 
-def test_a_refused_peer_is_received_from_for_a_while() -> None:
-    """So that it reads the refusal; neither for ever nor without bound."""
+def test_refused_peer_is_read_from_for_a_bounded_time() -> None:
+    """So that it reads the refusal; bounded in bytes too."""
     driver = Driver()
     driver.receive(CHUNKED)
     connection = driver.connection

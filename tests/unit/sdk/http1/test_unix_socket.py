@@ -1,4 +1,5 @@
-"""The agent's Unix socket: who may connect, whose place may be taken, and what a connection tells of its peer."""
+"""The agent's Unix socket: who may connect, which socket file may be replaced, and what a connection knows of its
+peer."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def answered(path: Path) -> bool:
         return client.ready()
 
 
-def test_it_is_there_with_its_mode_while_it_is_served(short: Path) -> None:
-    """Nobody but this user by default; the name goes with the server."""
+def test_socket_exists_with_its_mode_while_served(short: Path) -> None:
+    """Only this user by default; the file is removed with the server."""
     path = short / "agent.sock"
     server = Server(lambda _: Response(), path=path)
     server.start()
@@ -46,7 +47,7 @@ def test_it_is_there_with_its_mode_while_it_is_served(short: Path) -> None:
     assert not path.exists()
 
 
-def test_a_group_may_be_let_in(short: Path) -> None:
+def test_group_access_can_be_granted(short: Path) -> None:
     """By mode and by name."""
     import grp
 
@@ -59,8 +60,8 @@ def test_a_group_may_be_let_in(short: Path) -> None:
     assert not (short / "b").exists()
 
 
-def test_a_dead_programs_socket_is_replaced(short: Path) -> None:
-    """One that was killed leaves its name behind."""
+def test_stale_socket_file_is_replaced(short: Path) -> None:
+    """A killed program leaves its socket file behind."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind("agent.sock")
     server = Server(lambda _: Response(), path=short / "agent.sock")
@@ -70,8 +71,8 @@ def test_a_dead_programs_socket_is_replaced(short: Path) -> None:
     server.stop()
 
 
-def test_a_living_programs_socket_is_refused_and_stays(short: Path) -> None:
-    """The second says what to do; the first goes on, and takes its own name away only."""
+def test_socket_in_use_is_refused_and_stays(short: Path) -> None:
+    """The second server's error says what to do; the first goes on, and only removes its own file."""
     first = Server(lambda _: Response(), path=short / "agent.sock")
     first.start()
     with pytest.raises(UsageError, match="another program listens"):
@@ -83,22 +84,22 @@ def test_a_living_programs_socket_is_refused_and_stays(short: Path) -> None:
     other.close()
 
 
-def test_what_is_no_socket_is_never_taken_away(short: Path) -> None:
-    """A file of that name is somebody's."""
+def test_other_files_are_never_removed(short: Path) -> None:
+    """A file of that name that is no socket stays."""
     (short / "agent.sock").write_text("precious")
     with pytest.raises(UsageError, match="is no socket"):
         unix_socket.bind_and_listen(short / "agent.sock")
     assert (short / "agent.sock").read_text() == "precious"
 
 
-def test_a_path_that_is_too_long_is_said_with_its_length(tmp_path: Path) -> None:
-    """Before the kernel cuts it, or says something else."""
+def test_too_long_path_is_refused_with_its_length(tmp_path: Path) -> None:
+    """Before the kernel truncates it, or reports something else."""
     with pytest.raises(UsageError, match="at most 107 bytes"):
         unix_socket.bind_and_listen(tmp_path / ("x" * 120))
 
 
-def test_a_path_that_just_fits_is_served(socket_folder: Path) -> None:
-    """It was refused for the length of the name that the socket has for a moment before."""
+def test_longest_valid_path_is_served(socket_folder: Path) -> None:
+    """It was refused for the length of the temporary name that the socket has before its rename."""
     path = socket_folder / ("x" * (unix_socket.MAX_PATH_BYTES - len(str(socket_folder)) - 1))
     server = Server(lambda _: Response(), path=path)
     server.start()
@@ -115,8 +116,8 @@ def pair() -> Iterator[tuple[Peer, socket.socket]]:
         channel.close()
 
 
-def test_the_kernel_says_who_asks() -> None:
-    """Over a Unix socket and over localhost alike; never what the peer says."""
+def test_peer_user_comes_from_the_kernel() -> None:
+    """Over a Unix socket and over localhost alike; never from what the peer sends."""
     here, there = socket.socketpair()
     with here, there:
         assert Peer(here).user == os.getuid()
@@ -126,21 +127,21 @@ def test_the_kernel_says_who_asks() -> None:
             assert Peer(accepted).user == os.getuid()
 
 
-def test_descriptors_that_nobody_takes_are_closed(pair: tuple[Peer, socket.socket], tmp_path: Path) -> None:
-    """However many come: a peer cannot fill the table."""
+def test_unclaimed_descriptors_are_closed(pair: tuple[Peer, socket.socket], tmp_path: Path) -> None:
+    """However many arrive: a peer cannot fill the descriptor table."""
     channel, there = pair
     (tmp_path / "passed").touch()
 
     def held() -> int:
-        links = (f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd"))
+        links = (f"/proc/self/fd/{entry}" for entry in os.listdir("/proc/self/fd"))
         return sum(os.path.realpath(link) == str((tmp_path / "passed").resolve()) for link in links)
 
     for _ in range(10):
         passed = [os.open(tmp_path / "passed", os.O_RDONLY) for _ in range(2 * MAX_DESCRIPTORS)]
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))
         there.sendmsg([b"x"], [rights])
-        for one in passed:
-            os.close(one)
+        for file in passed:
+            os.close(file)
         assert channel.receive_into(memoryview(bytearray(100))) == 1
         assert held() <= MAX_DESCRIPTORS
     assert channel.received_fd() is None, "several are nobody's"
@@ -148,7 +149,7 @@ def test_descriptors_that_nobody_takes_are_closed(pair: tuple[Peer, socket.socke
     assert held() == 0
 
 
-def test_what_a_connection_keeps_ends_with_it(short: Path) -> None:
+def test_connection_resources_end_with_it(short: Path) -> None:
     """A client that is gone leaves nothing behind."""
     ended = threading.Event()
 
@@ -172,8 +173,8 @@ def test_what_a_connection_keeps_ends_with_it(short: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["999", "rw", "0", "440", "77777"])
-def test_a_mode_that_is_none_or_locks_the_agent_out_is_refused(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is done."""
+def test_invalid_socket_mode_is_refused(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that locks the agent itself out; before anything is done."""
     with pytest.raises(SystemExit) as ended:
         main(["run", "--data", "nowhere", "--socket-mode", mode])
     assert ended.value.code == 2 and "mode" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Pauses between the connections of a session."""
+"""Back-off between the connections of a session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WHOLE = 1.0
 """Jitter that leaves a pause as it is."""
 
 
-def test_pauses_grow_while_the_broker_accepts_nothing_and_start_again_after_a_connection() -> None:
+def test_reconnection_backs_off_and_resets_after_a_connection() -> None:
     """Twice the pause for each failed attempt in a row; the shortest after a connection that was accepted."""
     backoff = ReconnectBackoff()
     grown = [backoff.next_s(WHOLE, was_connected=False) for _ in range(3)]
@@ -17,8 +17,9 @@ def test_pauses_grow_while_the_broker_accepts_nothing_and_start_again_after_a_co
     assert backoff.next_s(WHOLE, was_connected=False) == RECONNECT.pause_s(1)
 
 
-def test_two_sessions_of_one_name_do_not_disconnect_each_other_in_turn() -> None:
-    """A session that was taken over waits longest, and still does when the next attempt fails."""
+def test_session_that_was_taken_over_waits_longest() -> None:
+    """Two sessions of one name would disconnect each other in turn; it still waits longest when the next attempt
+    fails."""
     backoff = ReconnectBackoff()
     assert backoff.next_s(WHOLE, was_connected=True, taken_over=True) == RECONNECT.longest_s
     assert backoff.next_s(WHOLE, was_connected=False) == RECONNECT.longest_s

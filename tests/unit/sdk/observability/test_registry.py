@@ -1,4 +1,4 @@
-"""Metrics: counted right, summed right, bounded whatever comes, shown as Prometheus reads them."""
+"""Metrics: counted right, summed right, bounded whatever comes, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ times = st.floats(0, 100)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_metric_is_named_as_prometheus_asks(family: MetricFamily) -> None:
+def test_metric_names_follow_prometheus(family: MetricFamily) -> None:
     """Its unit in its name, `_total` on counters only, no label that a request could fill."""
     assert re.fullmatch("edgesplit_(agent|offload|controller)_[a-z_]+", family.name)
     assert family.name.endswith("_total") == (family.kind == "counter")
@@ -52,29 +52,28 @@ def test_a_metric_is_named_as_prometheus_asks(family: MetricFamily) -> None:
         assert family.name.endswith("_seconds")
 
 
-def test_the_page_of_metrics_is_the_codes() -> None:
-    """docs/metrics.md lists what there is: make it anew by `python -m edgesplit.observability.metrics_reference >
-    docs/metrics.md`."""
+def test_metrics_reference_is_up_to_date() -> None:
+    """Regenerate docs/metrics.md by `python -m edgesplit.observability.metrics_reference > docs/metrics.md`."""
     assert (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8") == metrics_reference.render_page()
 
 
 @given(st.lists(times))
-def test_a_histogram_counts_as_prometheus_does(values: list[float]) -> None:
-    """`le` is inclusive; the sum and the count are those of the values."""
+def test_histogram_buckets_are_inclusive(values: list[float]) -> None:
+    """`le` includes its bound; the sum and the count are those of the values."""
     histogram = Histogram()
-    for one in values:
-        histogram.observe(one)
+    for seconds in values:
+        histogram.observe(seconds)
     for place, bound in enumerate(SECONDS_BOUNDS):
-        assert sum(histogram.counts[: place + 1]) == sum(one <= bound for one in values)
+        assert sum(histogram.counts[: place + 1]) == sum(seconds <= bound for seconds in values)
     assert histogram.count == len(values) and histogram.total == pytest.approx(sum(values))
 
 
 @given(st.lists(st.floats(1e-5, 9.9), min_size=1), st.floats(0.01, 1.0))
-def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], part: float) -> None:
-    """An estimate of what buckets know."""
+def test_quantile_lies_in_the_true_quantiles_bucket(values: list[float], part: float) -> None:
+    """Interpolated within the bucket."""
     histogram = Histogram()
-    for one in values:
-        histogram.observe(one)
+    for seconds in values:
+        histogram.observe(seconds)
     ranked = sorted(values)
     true = ranked[max(0, min(len(ranked) - 1, -int(-part * len(ranked) // 1) - 1))]
     low = max((bound for bound in SECONDS_BOUNDS if bound < true), default=0.0)
@@ -82,15 +81,15 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], part
     assert low - 1e-12 <= histogram.quantile(part) <= high + 1e-12
 
 
-def test_quantiles_of_nothing_and_of_the_endless() -> None:
-    """Nothing is 0; what lies beyond the last bound is told as that bound."""
+def test_quantiles_of_empty_and_overflowing_histograms() -> None:
+    """An empty one gives 0; what lies beyond the last bound gives that bound."""
     assert quantile(SECONDS_BOUNDS, (), 0.5) == 0.0
     assert quantile(SECONDS_BOUNDS, ((len(SECONDS_BOUNDS), 3),), 0.5) == SECONDS_BOUNDS[-1]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), times, st.integers(1, 32))))
-def test_what_is_counted_together_is_the_same_as_one_by_one(happened: list[tuple[str, float, int]]) -> None:
-    """Counters and histograms, whatever came in which order."""
+def test_batch_counting_equals_single_counting(happened: list[tuple[str, float, int]]) -> None:
+    """Counters and histograms, in any order."""
     forms = {
         name: (
             (metrics.OFFLOAD_REQUESTS, (name, "row", "answered")), (metrics.OFFLOAD_REQUEST_S, (name, "row")),
@@ -102,16 +101,16 @@ def test_what_is_counted_together_is_the_same_as_one_by_one(happened: list[tuple
     for name, seconds, batch in happened:
         values = (1.0, seconds, batch)
         together.record_batch(forms[name], values)
-        singly.record([(family, labels, one) for (family, labels), one in zip(forms[name], values, strict=True)])
-    assert sorted(told_of(together)) == sorted(told_of(singly))
+        singly.record([(family, labels, value) for (family, labels), value in zip(forms[name], values, strict=True)])
+    assert sorted(samples_of(together)) == sorted(samples_of(singly))
 
 
-def told_of(ledger: MetricRegistry) -> list[tuple[Any, ...]]:
-    return [(one.family, one.labels, pytest.approx(one.value), one.counts) for one in ledger.series()]
+def samples_of(ledger: MetricRegistry) -> list[tuple[Any, ...]]:
+    return [(sample.family, sample.labels, pytest.approx(sample.value), sample.counts) for sample in ledger.series()]
 
 
-def test_what_many_threads_count_is_counted() -> None:
-    """Nothing is lost, and the page that Prometheus' parser reads has it."""
+def test_concurrent_counts_are_all_counted() -> None:
+    """Nothing is lost, and Prometheus' parser reads the page."""
     ledger = MetricRegistry()
 
     def work() -> None:
@@ -139,7 +138,7 @@ def test_what_many_threads_count_is_counted() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20))
-def test_whatever_a_label_holds_the_page_can_be_read(names: list[str]) -> None:
+def test_label_values_are_escaped(names: list[str]) -> None:
     """Quotes, line breaks, braces and other alphabets come back as they went in."""
     ledger = MetricRegistry()
     for name in names:
@@ -149,7 +148,7 @@ def test_whatever_a_label_holds_the_page_can_be_read(names: list[str]) -> None:
         assert value(found, "edgesplit_agent_up_bytes_total", model=name) == names.count(name)
 
 
-def test_series_are_bounded_whatever_names_come() -> None:
+def test_series_are_bounded() -> None:
     """Beyond the bound they are counted together, and none is lost."""
     ledger = MetricRegistry(max_series=10)
     for number in range(1000):
@@ -157,12 +156,12 @@ def test_series_are_bounded_whatever_names_come() -> None:
         ledger.observe(metrics.AGENT_REQUEST_S, f"model-{number}@1", "local", value=0.1)
     series = ledger.series()
     assert len(series) == 2 * 11
-    others = {one.family: one for one in series if OTHER_LABEL in one.labels}
+    others = {sample.family: sample for sample in series if OTHER_LABEL in sample.labels}
     assert others["edgesplit_agent_requests_total"].value == 990
     assert sum(others["edgesplit_agent_request_seconds"].counts) == 990
 
 
-def test_processes_are_summed_by_the_kind_of_what_they_count() -> None:
+def test_processes_are_combined_by_metric_kind() -> None:
     """Counters and histograms add up; of loads the highest counts."""
     one, other = MetricRegistry(), MetricRegistry()
     for ledger, count in ((one, 3), (other, 4)):
@@ -181,7 +180,7 @@ def test_processes_are_summed_by_the_kind_of_what_they_count() -> None:
     assert value(found, "edgesplit_offload_running") == 3
 
 
-def _told(mark: str, sent: int, running: int) -> list[Any]:
+def _process_metrics(mark: str, sent: int, running: int) -> list[Any]:
     ledger = MetricRegistry()
     ledger.count(metrics.OFFLOAD_SENT, "m@1", by=sent)
     ledger.observe(metrics.OFFLOAD_BATCH, "m@1", value=2)
@@ -195,27 +194,27 @@ def _sums(totals: MetricTotals, *answers: list[Any]) -> tuple[float, float, floa
     return sent, batches, value(found, "edgesplit_offload_running")
 
 
-def test_a_process_that_is_late_or_has_died_stays_in_the_sums() -> None:
-    """They never fall; what it was doing at the moment counts no more."""
+def test_late_or_dead_process_stays_in_the_sums() -> None:
+    """Sums never fall; the gauges of such a process count no more."""
     totals = MetricTotals()
-    assert _sums(totals, _told("a", 5, 1), _told("b", 1, 2)) == (6, 2, 3)
-    assert _sums(totals, _told("b", 3, 2)) == (8, 2, 2)
-    assert _sums(totals, _told("b", 3, 2), _told("c", 1, 1)) == (9, 3, 3)
-    assert _sums(totals, _told("a", 6, 0)) == (10, 3, 0)
+    assert _sums(totals, _process_metrics("a", 5, 1), _process_metrics("b", 1, 2)) == (6, 2, 3)
+    assert _sums(totals, _process_metrics("b", 3, 2)) == (8, 2, 2)
+    assert _sums(totals, _process_metrics("b", 3, 2), _process_metrics("c", 1, 1)) == (9, 3, 3)
+    assert _sums(totals, _process_metrics("a", 6, 0)) == (10, 3, 0)
 
 
-def test_a_server_whose_processes_die_all_day_remembers_their_counts_not_each_of_them() -> None:
-    """Bounded memory, and not one request less."""
+def test_dead_processes_are_merged_into_one_total() -> None:
+    """Bounded memory, and no request is lost."""
     totals = MetricTotals(remembered=4)
     for number in range(100):
-        assert _sums(totals, _told(f"process-{number}", 1, 0)) == (number + 1, number + 1, 0)
+        assert _sums(totals, _process_metrics(f"process-{number}", 1, 0)) == (number + 1, number + 1, 0)
     assert len(totals._counters) == 4
 
 
-def test_what_no_process_of_ours_tells_is_passed_over() -> None:
+def test_malformed_process_metrics_are_ignored() -> None:
     """And the others' counts are shown."""
     totals = MetricTotals()
-    assert _sums(totals, ["a", b"\xff"], _told("b", 3, 1)) == (3, 1, 1)
+    assert _sums(totals, ["a", b"\xff"], _process_metrics("b", 3, 1)) == (3, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +226,14 @@ def test_what_no_process_of_ours_tells_is_passed_over() -> None:
         Series("edgesplit_offload_sent_bytes_total", ("m",), 1.0, (1,)),
     ],
 )
-def test_what_another_version_counted_is_refused(series: Series) -> None:
-    """An update may meet the files of the one before."""
+def test_metrics_of_another_version_are_refused(series: Series) -> None:
+    """An update may meet the files of the previous version."""
     with pytest.raises(MalformedMessage):
         decode_series(encode_series([series]))
 
 
 @given(st.dictionaries(st.sampled_from(SERVER_PHASES), times))
-def test_a_server_tells_its_phases_in_a_header(seconds: dict[str, float]) -> None:
+def test_server_timing_header_has_the_phases(seconds: dict[str, float]) -> None:
     """To a microsecond."""
     read = parse_server_timing(format_server_timing(seconds))
     assert read.keys() == seconds.keys()
@@ -242,8 +241,8 @@ def test_a_server_tells_its_phases_in_a_header(seconds: dict[str, float]) -> Non
 
 
 @given(st.text())
-def test_a_strange_header_tells_nothing(value: str) -> None:
-    """Only known phases, and sane numbers, whatever a server or a proxy wrote there."""
+def test_unknown_phases_and_insane_numbers_are_ignored(value: str) -> None:
+    """Whatever a server or a proxy wrote into the header."""
     for name, seconds in parse_server_timing(value).items():
         assert name in SERVER_PHASES and 0 <= seconds <= MAX_PHASE_S
 
@@ -252,12 +251,12 @@ def test_a_strange_header_tells_nothing(value: str) -> None:
     "value",
     ["run;dur=-1", "run;dur=nan", "run;dur=1e9", "cdn;dur=5", "run;dur=99999999999", "run;dur=1" * 200, 'run;desc="x"'],
 )
-def test_a_hostile_header_tells_nothing(value: str) -> None:
-    """No phase is taken from it."""
+def test_hostile_timing_header_is_ignored(value: str) -> None:
+    """No phase is read from it."""
     assert parse_server_timing(value) == {}
 
 
-def test_a_phase_that_fails_took_its_time_too() -> None:
+def test_failed_phase_is_timed() -> None:
     """And times that a clock gave in the wrong order are none."""
     timeline = Timeline()
     with pytest.raises(ZeroDivisionError), timeline.phase("run"):
@@ -267,8 +266,8 @@ def test_a_phase_that_fails_took_its_time_too() -> None:
     assert seconds.keys() == {"run", "queue"} and seconds["queue"] == 0.0
 
 
-def test_the_port_for_prometheus_has_that_page_and_nothing_else() -> None:
-    """No model can be asked there, and nothing changed."""
+def test_metrics_port_serves_only_the_metrics_page() -> None:
+    """No model can be requested there, and nothing changed."""
     ledger = MetricRegistry()
     ledger.count(metrics.OFFLOAD_SENT, "m@1", by=5)
     server = make_metrics_server(("127.0.0.1", 0), lambda: metrics_response(ledger.series()))
@@ -286,8 +285,8 @@ def test_the_port_for_prometheus_has_that_page_and_nothing_else() -> None:
     assert value(samples(got["GET", "/metrics"][1]), "edgesplit_offload_sent_bytes_total", model="m@1") == 5
 
 
-def test_what_is_noted_is_seen_by_whoever_reads_and_what_cannot_be_counted_costs_nobody_else() -> None:
-    """A page never shows less than was counted before; a record that breaks while it is added up is logged."""
+def test_reading_processes_queued_records_and_skips_broken_ones() -> None:
+    """A page never shows less than was counted before; a record that raises while it is added is logged."""
     ledger = MetricRegistry()
 
     def breaks() -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""W3C trace context: what is believed, what is passed on, and whose log line says what."""
+"""W3C trace context: what is accepted, what is passed on, and the ids in log lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD = f"00-{ID}-{SPAN}-01"
         (f"cc-{ID}-{SPAN}-01-what-the-future-will-be-like", True),
     ],
 )
-def test_a_context_that_the_recommendation_allows_is_read(header: str, sampled: bool) -> None:
+def test_valid_traceparent_is_parsed(header: str, sampled: bool) -> None:
     """Also one of a later version, of which only what this version knows is read (section 3.2.4)."""
     assert trace_context.parse(header) == TraceContext(ID, SPAN, sampled)
 
@@ -55,15 +55,15 @@ def test_a_context_that_the_recommendation_allows_is_read(header: str, sampled: 
         "00-" + "g" * 32 + f"-{SPAN}-01",
     ],
 )
-def test_anything_else_is_as_if_it_were_not_there(header: str) -> None:
+def test_malformed_traceparent_is_ignored(header: str) -> None:
     """Nothing of it is passed on."""
     assert trace_context.parse(header) is None
     assert trace_context.from_headers({"traceparent": header}) is None
 
 
 @given(st.one_of(st.text(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{30,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.{0,3}")), st.text())
-def test_no_header_gets_through_but_as_a_correct_one(header: str, state: str) -> None:
-    """Whatever came, what is sent on is short, printable and parses to the same."""
+def test_forwarded_headers_are_always_valid(header: str, state: str) -> None:
+    """Whatever came, what is sent on is short, printable and parses to the same context."""
     context = trace_context.parse(header, state)
     if context is None:
         return
@@ -73,8 +73,8 @@ def test_no_header_gets_through_but_as_a_correct_one(header: str, state: str) ->
     assert trace_context.parse(sent["traceparent"], sent.get("tracestate", "")) == context
 
 
-def test_the_vendors_state_is_passed_on_unless_it_is_too_long() -> None:
-    """The trace goes on without a state that nobody could forward."""
+def test_tracestate_is_forwarded_unless_too_long() -> None:
+    """The trace goes on without a state that could not be forwarded."""
     assert trace_context.parse(GOOD, "vendor=1,other=t61rcWkgMzE") == TraceContext(
         ID, SPAN, True, "vendor=1,other=t61rcWkgMzE"
     )
@@ -82,7 +82,7 @@ def test_the_vendors_state_is_passed_on_unless_it_is_too_long() -> None:
     assert trace_context.parse(GOOD, "a=1\r\nhost: evil") == TraceContext(ID, SPAN, True)
 
 
-def test_what_a_thread_sends_is_the_child_of_the_request_it_works_for() -> None:
+def test_requests_sent_by_a_thread_are_children_of_its_request() -> None:
     """Of no other thread's, and of none when it is done."""
     context = TraceContext(ID, SPAN, True)
     elsewhere: list[dict[str, str]] = []
@@ -107,7 +107,7 @@ def written() -> tuple[logging.Logger, io.StringIO, logging.Handler]:
     return logger, stream, handler
 
 
-def test_a_json_line_names_trace_and_request(written: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
+def test_json_log_line_has_trace_and_request_id(written: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
     """One object a line, also with an exception and a message of several lines in it."""
     logger, stream, handler = written
     log_format.install_format(handler, "json")
@@ -123,10 +123,10 @@ def test_a_json_line_names_trace_and_request(written: tuple[logging.Logger, io.S
     assert "trace_id" not in second and "ValueError: no" in second["exception"]
 
 
-def test_a_text_line_names_them_too_and_no_id_writes_lines_of_its_own(
+def test_text_log_line_has_ids_without_line_breaks(
     written: tuple[logging.Logger, io.StringIO, logging.Handler],
 ) -> None:
-    """A request's id is its client's."""
+    """A request's id is chosen by its client."""
     logger, stream, handler = written
     log_format.install_format(handler, "text")
     with trace_context.request_context(TraceContext(ID, SPAN, True), "x]\nFAKE line" + "y" * 500):

@@ -1,4 +1,4 @@
-"""Traces: one id across device and cloud, the right parents, and nothing at all where nobody asked for them."""
+"""Traces: one id across device and cloud, the right parents, and nothing where tracing is off."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recording() -> tuple[OtelTracer, InMemorySpanExporter]:
     return OtelTracer(provider), exporter
 
 
-def test_one_trace_shows_device_link_and_cloud_over_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_trace_spans_device_link_and_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides, configured by the standard's variables, send OTLP: one trace id, each span under its parent."""
     collector = Collector()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.server.url)
@@ -65,11 +65,11 @@ def test_one_trace_shows_device_link_and_cloud_over_the_wire(tmp_path: Path, mon
     }  # fmt: skip
     for span in by_name.values():
         assert span.start_time_unix_nano <= span.end_time_unix_nano
-    attributes = {one.key: one.value.string_value for one in served.attributes}
+    attributes = {attribute.key: attribute.value.string_value for attribute in served.attributes}
     assert attributes["edgesplit.model"] == "handmade@1" and attributes["edgesplit.row"] == "cut-1"
 
 
-def test_one_trace_goes_through_a_gateway(tmp_path: Path) -> None:
+def test_one_trace_spans_a_gateway(tmp_path: Path) -> None:
     """Device, gateway, cloud: each server's span is the child of the one that asked it, and the report adds up."""
     (device, here), (edge, between), (cloud, there) = recording(), recording(), recording()
     with three_tiers(tmp_path, device=device, edge=edge, cloud=cloud) as engine, trace_context.request_context(GIVEN):
@@ -85,7 +85,7 @@ def test_one_trace_goes_through_a_gateway(tmp_path: Path) -> None:
     assert {"next_tier", "remote"} <= split.keys() and sum(split.values()) == pytest.approx(report.latency_s)
 
 
-def test_a_request_without_a_trace_begins_one() -> None:
+def test_request_without_a_trace_starts_one() -> None:
     """Its root has no parent, and the report names it."""
     tracer, exporter = recording()
     with world(LOCAL, CUT, tracer=tracer) as (engine, _, _):
@@ -94,8 +94,8 @@ def test_a_request_without_a_trace_begins_one() -> None:
     assert root.parent is None and f"{root.context.trace_id:032x}" == report.trace_id
 
 
-def test_a_fallback_shows_the_clouds_failure_and_the_tail() -> None:
-    """Under one root: what was asked of the cloud, marked failed, and the device's finish."""
+def test_fallback_has_spans_of_cloud_failure_and_tail() -> None:
+    """Under one root: the offload call, marked failed, and the device's tail."""
     tracer, exporter = recording()
     with world(LOCAL, CUT, tracer=tracer) as (engine, cloud, _):
         cloud.script = unavailable
@@ -107,8 +107,8 @@ def test_a_fallback_shows_the_clouds_failure_and_the_tail() -> None:
     assert by_name["tail"].parent is not None and by_name["tail"].parent.span_id == root.context.span_id
 
 
-def test_a_request_that_fails_ends_its_span() -> None:
-    """With the error, which is the application's to read too."""
+def test_failed_request_ends_its_span_with_the_error() -> None:
+    """The application gets the same error."""
     tracer, exporter = recording()
     with world(CUT, tracer=tracer) as (engine, cloud, _):
         cloud.script = unavailable
@@ -118,7 +118,7 @@ def test_a_request_that_fails_ends_its_span() -> None:
     assert not root.status.is_ok and "LinkError" in str(root.status.description)
 
 
-def test_a_caller_that_does_not_sample_is_obeyed(tmp_path: Path) -> None:
+def test_unsampled_parent_records_no_span(tmp_path: Path) -> None:
     """Parent-based: no span is recorded on either side, and the trace goes on under its id."""
     (device, here), (server, there) = recording(), recording()
     unsampled = TraceContext(GIVEN.trace_id, GIVEN.span_id, sampled=False)
@@ -128,7 +128,7 @@ def test_a_caller_that_does_not_sample_is_obeyed(tmp_path: Path) -> None:
     assert here.get_finished_spans() == there.get_finished_spans() == ()
 
 
-def test_without_opentelemetry_a_trace_is_passed_on_and_named(tmp_path: Path) -> None:
+def test_traceparent_is_forwarded_without_opentelemetry(tmp_path: Path) -> None:
     """The offload server sees the application's own span as its parent; no traceparent, none sent."""
     server, there = recording()
     seen: list[str | None] = []
@@ -142,8 +142,8 @@ def test_without_opentelemetry_a_trace_is_passed_on_and_named(tmp_path: Path) ->
     assert seen == [GIVEN.span_id, None]
 
 
-def test_the_local_endpoint_takes_a_traceparent_and_no_strange_one() -> None:
-    """What reaches the cloud is the application's trace, or none."""
+def test_local_endpoint_accepts_only_a_valid_traceparent() -> None:
+    """The cloud gets the application's trace, or none."""
     sent: list[tuple[str | None, str | None]] = []
 
     def noted(request: Request, good: Response) -> Response:
@@ -161,8 +161,8 @@ def test_the_local_endpoint_takes_a_traceparent_and_no_strange_one() -> None:
     assert sent == [(GIVEN.headers()["traceparent"], None), (None, None), (None, None)]
 
 
-def test_an_application_inside_a_span_of_its_own_is_the_parent() -> None:
-    """Whatever it asks by `Client` is in its trace, with nothing to configure; outside of a span nothing is sent."""
+def test_current_span_of_the_application_is_the_parent() -> None:
+    """Requests by `Client` are in its trace, with nothing to configure; outside of a span nothing is sent."""
     provider = TracerProvider(shutdown_on_exit=False)
     assert InferenceRequest.create("m", {}).trace == {}
     with provider.get_tracer("application").start_as_current_span("work") as span:
@@ -185,19 +185,19 @@ def test_an_application_inside_a_span_of_its_own_is_the_parent() -> None:
         ({"OTEL_SDK_DISABLED": "TRUE", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, False),
     ],
 )
-def test_the_environment_decides_as_the_standard_says(environment: dict[str, str], asked: bool) -> None:
+def test_standard_environment_variables_configure_tracing(environment: dict[str, str], asked: bool) -> None:
     """No variable of ours."""
     assert tracing.is_tracing_enabled(environment) is asked
 
 
-def test_an_exporter_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_exporter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing breaks."""
     with caplog.at_level(logging.WARNING):
         assert tracing.make_tracer("x", {}, {"OTEL_TRACES_EXPORTER": "zipkin"}) is TRACING_OFF
     assert "only otlp is supported" in caplog.text
 
 
-def test_opentelemetry_that_is_missing_is_said_once(
+def test_missing_opentelemetry_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what to install."""
@@ -207,7 +207,7 @@ def test_opentelemetry_that_is_missing_is_said_once(
     assert [record.message for record in caplog.records if "pip install 'edgesplit[otel]'" in record.message]
 
 
-def test_nothing_of_opentelemetry_or_prometheus_is_imported_where_nobody_asked() -> None:
+def test_opentelemetry_and_prometheus_are_not_imported_by_default() -> None:
     """Agent and offload server start without either."""
     code = (
         "import sys, edgesplit_agent.main, edgesplit_offload.main; from edgesplit.observability import tracing; "
@@ -218,8 +218,8 @@ def test_nothing_of_opentelemetry_or_prometheus_is_imported_where_nobody_asked()
     assert done.stdout.strip() == "[]"
 
 
-def test_a_collector_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes connections and never answers: stopping goes on without it, while it still waits."""
+def test_hanging_collector_does_not_delay_shutdown() -> None:
+    """It accepts connections and never answers: stopping does not wait for it."""
     let_go, waits = threading.Event(), threading.Event()
 
     class Hanging(InMemorySpanExporter):
@@ -227,16 +227,15 @@ def test_a_collector_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.MonkeyP
             waits.set()
             let_go.wait(60)
 
-    monkeypatch.setattr(tracing, "SHUTDOWN_TIMEOUT_S", 0.01)
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(Hanging()))
-    OtelTracer(provider).stop()
+    OtelTracer(provider, shutdown_timeout_s=0.01).stop()
     assert waits.wait(20) and not let_go.is_set()
     let_go.set()
 
 
-def test_spans_of_what_is_not_there_are_nothing() -> None:
-    """Off, whatever is told goes nowhere, and the parent stays the parent."""
+def test_disabled_tracer_does_nothing() -> None:
+    """Spans go nowhere, and the parent stays the parent."""
     span = TRACING_OFF.begin("infer x", GIVEN)
     assert span.child("offload", "client").context == GIVEN
     span.end({"a": 1}, "failed")

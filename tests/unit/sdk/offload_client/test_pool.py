@@ -1,4 +1,5 @@
-"""The connection pool: what each failure is called, stale connections, and what a cancelled request leaves behind."""
+"""The connection pool: how each failure is classified, stale connections, and what a cancelled request leaves
+behind."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ ROOM = 1 << 16
 """Of the other end, which reads nothing."""
 
 
-def test_a_dropped_request_sends_no_more() -> None:
-    """Its connection was closed with a goodbye, which is sent behind all that the kernel holds: on a slow uplink the
-    next request waited for the whole of one that nobody wanted."""
+def test_cancelled_request_sends_no_more() -> None:
+    """Its connection was closed in order, behind all that the kernel still held: on a slow uplink the next request
+    waited for the whole of a cancelled one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
         remote, call = OffloadClient(f"http://127.0.0.1:{listener.getsockname()[1]}"), CancellableCall()
@@ -102,29 +103,29 @@ HEALTHY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "server"),
     ],
 )
-def test_each_failure_has_its_cause(raw: bytes, cause: str) -> None:
-    """Nothing is raised: an answer that breaks off is the link's failure, one that is none is the server's."""
+def test_failures_are_classified(raw: bytes, cause: str) -> None:
+    """Nothing is raised: a truncated answer is the link's failure, a malformed one is the server's."""
     with scripted(answer(raw)) as client:
         outcome = client.ping(60.0)
         assert isinstance(outcome, OffloadFailure) and outcome.cause == cause
 
 
-def test_a_server_that_is_not_there_has_refused() -> None:
-    """At once, without waiting for the timeout."""
+def test_refused_connection_is_reported_at_once() -> None:
+    """Without waiting for the timeout."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     outcome = OffloadClient(f"http://127.0.0.1:{port}").ping(60.0)
     assert isinstance(outcome, OffloadFailure) and outcome.cause == "refused"
 
 
-def test_a_server_that_does_not_answer_is_given_up_at_the_timeout() -> None:
-    """It has accepted, and says nothing."""
+def test_silent_server_is_a_timeout() -> None:
+    """It has accepted, and sends nothing."""
     with scripted(lambda sock: [sock.recv(1 << 16) for _ in range(2)]) as client:
         outcome = client.ping(0.05)
         assert isinstance(outcome, OffloadFailure) and outcome.cause == "timeout"
 
 
-def test_a_connection_that_went_stale_is_replaced_once() -> None:
+def test_stale_connection_is_replaced_once() -> None:
     """The server closed it after its answer; the next request has a connection of its own, which is then reused."""
     with scripted(answer(HEALTHY), lambda sock: [answer(HEALTHY)(sock) for _ in range(2)]) as client:
         for _ in range(3):
@@ -132,7 +133,7 @@ def test_a_connection_that_went_stale_is_replaced_once() -> None:
         assert client.is_warm
 
 
-def test_a_head_with_a_line_break_is_not_sent() -> None:
+def test_request_head_with_a_line_break_is_not_sent() -> None:
     """A header or a path from elsewhere cannot smuggle another request in."""
     with scripted(lambda sock: sock.recv(1)) as client:
         outcome = client.relay("/x", {"a": "b\r\n\r\nGET / HTTP/1.1"}, b"", CancellableCall(), 60.0)

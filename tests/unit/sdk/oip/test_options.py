@@ -1,4 +1,4 @@
-"""How an application wants to be answered, as request parameters."""
+"""An application's inference options, as request parameters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from edgesplit.oip.protocol import Scalar
         InferOptions(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
     ],
 )
-def test_wishes_come_back_as_they_were_sent(wishes: InferOptions) -> None:
-    """What is not wished for is not sent."""
+def test_options_round_trip(wishes: InferOptions) -> None:
+    """Options at their default are not sent."""
     sent = to_parameters(wishes)
     assert from_parameters(sent) == wishes
-    assert len(sent) == sum(one != other for one, other in zip(_fields(wishes), _fields(InferOptions()), strict=True))
+    assert len(sent) == sum(
+        value != other for value, other in zip(_fields(wishes), _fields(InferOptions()), strict=True)
+    )
 
 
 def _fields(wishes: InferOptions) -> list[object]:
@@ -29,7 +31,7 @@ def _fields(wishes: InferOptions) -> list[object]:
 
 
 def test_numbers_may_be_text() -> None:
-    """Triton's client sends text, whole numbers and booleans only."""
+    """Triton's client sends only text, whole numbers and booleans."""
     given = {"edgesplit_stale_ok": "2.5", "edgesplit_queue": "3", "edgesplit_drop": "oldest", "timeout": 5}
     assert from_parameters(given) == InferOptions(drop="oldest", queue=3, stale_ok_s=2.5)
 
@@ -54,7 +56,7 @@ def test_numbers_may_be_text() -> None:
         {"edgesplit_stream": 7},
     ],
 )
-def test_a_wish_that_means_nothing_is_refused(parameters: dict[str, Scalar]) -> None:
+def test_invalid_option_is_refused(parameters: dict[str, Scalar]) -> None:
     """With the parameter's name in the text."""
     with pytest.raises(UsageError, match="edgesplit_"):
         from_parameters(parameters)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol codec: round trips, hostile bodies, and that nothing but MalformedMessage ever rises."""
+"""The Open Inference Protocol codec: round trips, hostile bodies, and MalformedMessage as the only error."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def same(left: oip.Tensor, right: oip.Tensor) -> bool:
 
 
 @given(st.dictionaries(st.text(max_size=8), arrays, max_size=4), st.text(max_size=20))
-def test_binary_request_comes_back_bit_for_bit(inputs: dict[str, oip.Tensor], id_: str) -> None:
-    """Any tensors of any data type and shape, under any id, survive the way there, NaN payloads included."""
+def test_binary_request_round_trips(inputs: dict[str, oip.Tensor], id_: str) -> None:
+    """Any tensors of any data type and shape, under any id, NaN payloads included."""
     buffers, length = oip.encode_request(oip.InferRequest(inputs, id=id_))
     request = oip.decode_request(joined(buffers), length)
     assert request.id == id_
@@ -61,8 +61,8 @@ def test_binary_request_comes_back_bit_for_bit(inputs: dict[str, oip.Tensor], id
 
 
 @given(arrays)
-def test_json_response_comes_back_equal(tensor: oip.Tensor) -> None:
-    """As JSON too, with NaN in the place of what JSON has no word for."""
+def test_json_response_round_trips(tensor: oip.Tensor) -> None:
+    """With NaN where JSON has no number."""
     buffers, length = oip.encode_response(oip.InferResponse("m", {"t": tensor}, id="7"), binary=False)
     assert length is None
     got = oip.decode_response(joined(buffers), None).outputs["t"]
@@ -72,8 +72,8 @@ def test_json_response_comes_back_equal(tensor: oip.Tensor) -> None:
 
 
 @given(st.lists(st.binary(max_size=6), max_size=5))
-def test_bytes_elements_come_back_whole(elements: list[bytes]) -> None:
-    """Elements of a BYTES tensor keep their zeros at the end and their emptiness."""
+def test_bytes_elements_round_trip(elements: list[bytes]) -> None:
+    """Elements of a BYTES tensor keep trailing zeros and may be empty."""
     tensor = np.empty(len(elements), object)
     tensor[:] = elements
     buffers, length = oip.encode_response(oip.InferResponse("m", {"t": tensor}))
@@ -81,7 +81,7 @@ def test_bytes_elements_come_back_whole(elements: list[bytes]) -> None:
 
 
 def test_tensors_are_views_of_the_body_and_aligned() -> None:
-    """A large activation is not copied on its way in; one that lies unaligned is."""
+    """A large activation is not copied on its way in; an unaligned one is."""
     inputs = {"a": np.arange(3, dtype=np.uint8), "b": np.arange(4, dtype=np.float64)}
     first, length = oip.encode_request(oip.InferRequest({"b": inputs["b"]}))
     body = bytearray(joined(first))
@@ -93,8 +93,8 @@ def test_tensors_are_views_of_the_body_and_aligned() -> None:
     assert got.tolist() == [0, 1, 2, 3]
 
 
-def test_views_transposes_and_foreign_byte_order_are_sent_as_they_read() -> None:
-    """What travels is the array as its owner sees it, however it lies in memory."""
+def test_views_transposes_and_foreign_byte_order_are_sent_by_value() -> None:
+    """The array as NumPy reads it is sent, however it lies in memory."""
     base = np.arange(12, dtype=np.float32).reshape(3, 4)
     inputs = {"t": base.T, "s": base[:, ::2], "be": base.astype(">f4")}
     buffers, length = oip.encode_request(oip.InferRequest(inputs))
@@ -102,7 +102,7 @@ def test_views_transposes_and_foreign_byte_order_are_sent_as_they_read() -> None
     assert all(np.array_equal(got[name], tensor) for name, tensor in inputs.items())
 
 
-def test_nested_and_flat_json_data_mean_the_same() -> None:
+def test_nested_and_flat_json_data_are_equal() -> None:
     """The protocol allows both; nesting must follow the shape."""
     flat = oip.decode_request(request_of(shape=[2, 2], data=[1, 2, 3, 4]), None).inputs["a"]
     nested = oip.decode_request(request_of(shape=[2, 2], data=[[1, 2], [3, 4]]), None).inputs["a"]
@@ -145,7 +145,7 @@ def test_nested_and_flat_json_data_mean_the_same() -> None:
         ({"parameters": {"x": [1]}}, "inference body"),
     ],
 )
-def test_a_tensor_that_does_not_add_up_is_refused(tensor: dict[str, Any], why: str) -> None:
+def test_inconsistent_tensor_is_refused(tensor: dict[str, Any], why: str) -> None:
     """Each way for shape, data type and data to disagree is MalformedMessage, and says which."""
     with pytest.raises(MalformedMessage, match=why):
         oip.decode_request(request_of(**tensor), None)
@@ -154,14 +154,14 @@ def test_a_tensor_that_does_not_add_up_is_refused(tensor: dict[str, Any], why: s
 @pytest.mark.parametrize("name", ["BYTES", "FP32"])
 @pytest.mark.parametrize("raw", [b"", b"\x01", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00" * 3])
 def test_binary_data_that_does_not_fill_the_shape_is_refused(name: str, raw: bytes) -> None:
-    """Two elements were promised; anything else is refused, and a length inside the data is not believed."""
+    """Two elements were promised; anything else is refused, and a length inside the data is not trusted."""
     head = request_of(datatype=name, parameters={"binary_data_size": len(raw)})
     with pytest.raises(MalformedMessage):
         oip.decode_request(head + raw, len(head))
 
 
-def test_duplicates_and_leftovers_are_refused() -> None:
-    """A tensor given twice, an output asked for twice, a tensor with two sets of data, bytes behind the last tensor."""
+def test_duplicates_and_trailing_bytes_are_refused() -> None:
+    """A tensor given twice, an output requested twice, a tensor with two sets of data, bytes behind the last tensor."""
     one = {"name": "a", "datatype": "INT8", "shape": [1], "data": [1]}
     for body in (
         {"inputs": [one, one]},
@@ -180,7 +180,7 @@ def test_duplicates_and_leftovers_are_refused() -> None:
             oip.decode_request(body, given_length)
 
 
-def test_bool_must_be_nought_or_one() -> None:
+def test_bool_must_be_zero_or_one() -> None:
     """A BOOL byte of 2 would be undefined behaviour inside a kernel."""
     head = request_of(datatype="BOOL", parameters={"binary_data_size": 2})
     with pytest.raises(MalformedMessage, match="neither 0 nor 1"):
@@ -188,7 +188,7 @@ def test_bool_must_be_nought_or_one() -> None:
 
 
 @pytest.mark.parametrize("nest", [b"[", b'{"a":'])
-def test_deep_nesting_ends_in_malformed_message(nest: bytes) -> None:
+def test_deep_nesting_is_malformed(nest: bytes) -> None:
     """A bomb of brackets, in a field we read and in one we skip, does not overflow the stack."""
     for body in (nest * 100_000, b'{"inputs":[],"x":' + nest * 100_000):
         with pytest.raises(MalformedMessage):
@@ -214,8 +214,8 @@ def test_every_prefix_of_a_request_is_malformed() -> None:
 
 @settings(max_examples=400)
 @given(st.data())
-def test_no_mutation_raises_anything_else(data: st.DataObject) -> None:
-    """Random damage to a request or a response either leaves one, or is MalformedMessage."""
+def test_mutated_message_is_valid_or_malformed(data: st.DataObject) -> None:
+    """Random damage to a request or a response leaves one, or is MalformedMessage; nothing else is raised."""
     raw, length = good_request()
     damaged = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 6))):
@@ -249,8 +249,8 @@ json_values = st.recursive(
     ),
     st.binary(max_size=16),
 )
-def test_no_json_raises_anything_else(tensor: dict[str, Any], rest: bytes) -> None:
-    """Well-formed JSON of the wrong kind in any field is MalformedMessage, or a request."""
+def test_json_of_the_wrong_kind_is_valid_or_malformed(tensor: dict[str, Any], rest: bytes) -> None:
+    """Well-formed JSON of the wrong kind in any field is MalformedMessage, or a request; nothing else is raised."""
     import json
 
     head = json.dumps({"inputs": [tensor]}).encode()
@@ -258,8 +258,8 @@ def test_no_json_raises_anything_else(tensor: dict[str, Any], rest: bytes) -> No
         oip.decode_request(head + rest, len(head))
 
 
-def test_outputs_choose_their_form_one_by_one() -> None:
-    """`binary_data` of an output beats `binary_data_output` of the request, and the answer follows."""
+def test_each_output_may_choose_binary_or_json() -> None:
+    """`binary_data` of an output overrides `binary_data_output` of the request, and the answer follows."""
     body = {
         "inputs": [],
         "parameters": {"binary_data_output": True},
@@ -274,7 +274,7 @@ def test_outputs_choose_their_form_one_by_one() -> None:
     assert entries[1]["parameters"] == {"binary_data_size": 8}
 
 
-def test_what_cannot_be_sent_is_said() -> None:
+def test_unsendable_tensor_is_refused() -> None:
     """Complex numbers have no data type; bytes that are not text have no JSON."""
     with pytest.raises(UsageError, match="complex128"):
         oip.encode_request(oip.InferRequest({"a": np.array([1j])}))
@@ -282,8 +282,8 @@ def test_what_cannot_be_sent_is_said() -> None:
         oip.encode_response(oip.InferResponse("m", {"a": np.array([b"\xff"], object)}), binary=False)
 
 
-def test_tensors_are_checked_against_what_a_model_wants() -> None:
-    """A missing, unknown, wrongly typed or wrongly shaped input is named together with what is wanted."""
+def test_tensors_are_checked_against_the_models_inputs() -> None:
+    """A missing, unknown, wrongly typed or wrongly shaped input is named together with what is expected."""
     specs = (TensorSpec("x", "FP32", (1, -1, 4)),)
     oip.check_tensors({"x": np.zeros((1, 9, 4), np.float32)}, specs)
     for tensors, why in (
@@ -297,7 +297,7 @@ def test_tensors_are_checked_against_what_a_model_wants() -> None:
             oip.check_tensors(tensors, specs)
 
 
-def test_header_length_and_timeout_are_believed_only_as_numbers() -> None:
+def test_header_length_and_timeout_must_be_numbers() -> None:
     """Both arrive as text or JSON from the network."""
     assert oip.header_length({}) is None
     assert oip.header_length({oip.HEADER_LENGTH: "12"}) == 12
@@ -311,7 +311,7 @@ def test_header_length_and_timeout_are_believed_only_as_numbers() -> None:
             oip.timeout_s({"timeout": value})
 
 
-def test_remote_names_come_apart_again() -> None:
+def test_remote_model_names_round_trip() -> None:
     """Device classes may hold dots and plus signs."""
     name = oip.remote_name("ab" * 32, "raspberrypi3b+.v2", "cut-1")
     assert oip.parse_remote_name(name) == ("ab" * 32, "raspberrypi3b+.v2", "cut-1")

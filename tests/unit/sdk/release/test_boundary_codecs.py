@@ -1,4 +1,4 @@
-"""Codecs: what they keep, what they refuse, and that ONNX's own operators undo them."""
+"""Codecs: what they preserve, what they refuse, and that ONNX's own operators decode them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def there_and_back(tensor: np.ndarray[Any, Any], codec: str) -> np.ndarray[Any, 
 
 
 @given(FLOATS, st.sampled_from(boundary_codecs.CODECS))
-def test_every_float_tensor_survives_within_its_codecs_step(tensor: np.ndarray[Any, Any], codec: str) -> None:
+def test_float_tensors_round_trip_within_the_codecs_step(tensor: np.ndarray[Any, Any], codec: str) -> None:
     """Raw is exact; fp16 keeps 11 bits; int8 is off by at most a step; what neither can hold comes back untouched."""
     back = there_and_back(tensor, codec)
 
@@ -52,8 +52,8 @@ def test_every_float_tensor_survives_within_its_codecs_step(tensor: np.ndarray[A
 @pytest.mark.parametrize(
     ("value", "codec"), [(65505.0, "fp16"), (-7e4, "fp16"), (np.nan, "fp16"), (np.inf, "int8"), (3.4028235e38, "int8")]
 )
-def test_what_a_codec_would_spoil_travels_raw(value: float, codec: str) -> None:
-    """One value past fp16's largest, one that is no number, a range that FP32 cannot hold: the tensor goes as it is."""
+def test_tensor_a_codec_cannot_hold_is_sent_raw(value: float, codec: str) -> None:
+    """One value beyond fp16's largest, a NaN, a range that FP32 cannot hold: the tensor is sent unencoded."""
     tensor = np.array([1.0, value, -1e38 if value > 1e38 else 0.5], np.float32)
 
     sent = boundary_codecs.encode("t", tensor, codec)
@@ -62,13 +62,13 @@ def test_what_a_codec_would_spoil_travels_raw(value: float, codec: str) -> None:
     assert np.array_equal(there_and_back(tensor, codec), tensor, equal_nan=True)
 
 
-def test_the_largest_fp16_still_travels_as_one() -> None:
+def test_largest_fp16_value_is_encoded() -> None:
     """65504 is the last that fits."""
     assert boundary_codecs.encode("t", np.array([65504.0], np.float32), "fp16")["t"].dtype == np.float16
 
 
-def test_only_floats_are_lossy() -> None:
-    """Whole numbers, truth values and text travel as they are, whatever the row says."""
+def test_only_floats_are_encoded() -> None:
+    """Whole numbers, truth values and text are sent as they are, whatever the row says."""
     for tensor in (np.arange(4), np.array([True]), np.array([b"a"], object), np.zeros((0, 3), np.float32)):
         for codec in boundary_codecs.CODECS:
             assert boundary_codecs.encode("t", tensor, codec) == {"t": tensor} or not tensor.size
@@ -76,7 +76,7 @@ def test_only_floats_are_lossy() -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, -1.0, 1.0, 5.0])
-def test_onnx_does_and_undoes_the_same(shift: float) -> None:
+def test_onnx_operators_encode_and_decode_alike(shift: float) -> None:
     """A foreign server needs no code of ours: ONNX's own operators give the same bits, and the same values back."""
     tensor = (np.random.default_rng(7).standard_normal((1, 8, 5)) + shift).astype(np.float32)
     sent = boundary_codecs.encode("t", tensor, "int8")
@@ -123,7 +123,7 @@ def run_node(
         {"t:scale": np.array([1.0, 2.0], np.float32), "t:zero_point": np.array([0], np.uint8)},
     ],
 )
-def test_companions_that_make_no_sense_are_refused(companions: dict[str, np.ndarray[Any, Any]]) -> None:
+def test_invalid_scale_and_zero_point_are_refused(companions: dict[str, np.ndarray[Any, Any]]) -> None:
     """Eight bits without a scale, or with one that is not a positive number, are the sender's error."""
     sent = {"t": np.zeros(3, np.uint8), **companions}
 
@@ -132,8 +132,8 @@ def test_companions_that_make_no_sense_are_refused(companions: dict[str, np.ndar
 
 
 @pytest.mark.parametrize(("codec", "dtype"), [("fp16", np.float16), ("int8", np.uint8)])
-def test_a_tensor_of_another_size_was_expanded_before_it_was_refused(codec: str, dtype: type) -> None:
-    """The row knows the shape: nothing is made of what does not have it. A free dimension takes any length."""
+def test_tensor_of_another_size_is_refused_before_decoding(codec: str, dtype: type) -> None:
+    """The row knows the shape: a tensor without that shape is not expanded. A free dimension takes any length."""
     companions = boundary_codecs.encode("t", np.ones(1, np.float32), "int8")
     sent = {**companions, "t": np.zeros((4, 1000), dtype)}
 
@@ -145,14 +145,14 @@ def test_a_tensor_of_another_size_was_expanded_before_it_was_refused(codec: str,
     )
 
 
-def test_eight_bits_of_half_precision_came_back_infinite() -> None:
-    """The lowest of 256 steps may lie below the lowest value, and beyond what FP16 can say: then it travels raw."""
+def test_int8_of_half_precision_never_becomes_infinite() -> None:
+    """The lowest of 256 steps may lie below the lowest value, and beyond the range of FP16: then it is sent raw."""
     tensor = np.array([65504.0, -65504.0], np.float16)
 
     assert np.array_equal(there_and_back(tensor, "int8"), tensor)
 
 
-def test_a_codec_that_the_row_does_not_have_is_not_believed() -> None:
+def test_codec_other_than_the_rows_is_refused() -> None:
     """FP16 where the row says raw stays FP16, and the check against the row's inputs refuses it."""
     spec = TensorSpec("t", "FP32", (2,))
     tensors = boundary_codecs.decode_tensors({"t": np.zeros(2, np.float16)}, [spec], {})
@@ -163,14 +163,14 @@ def test_a_codec_that_the_row_does_not_have_is_not_believed() -> None:
         boundary_codecs.encode("t", np.zeros(2, np.float32), "int4")
 
 
-def test_the_wire_is_what_is_told() -> None:
-    """A server's metadata names what `encode` sends, and its size counts the companions."""
+def test_metadata_describes_the_encoded_tensors() -> None:
+    """A server's metadata names what `encode` sends, and the size includes scale and zero point."""
     tensor = np.ones((1, 4), np.float32)
     for codec in boundary_codecs.CODECS:
         sent = boundary_codecs.encode("t", tensor, codec)
         specs = boundary_codecs.wire_specs(TensorSpec("t", "FP32", (1, 4)), codec)
         oip.check_tensors(sent, specs)
-        assert boundary_codecs.wire_bytes("t", sent) >= sum(one.nbytes for one in sent.values())
+        assert boundary_codecs.wire_bytes("t", sent) >= sum(tensor.nbytes for tensor in sent.values())
     assert boundary_codecs.split_codec_name("int8+zstd") == ("int8", True) and boundary_codecs.split_codec_name(
         "raw"
     ) == ("raw", False)

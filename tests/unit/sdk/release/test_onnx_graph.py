@@ -1,4 +1,4 @@
-"""The small reader of a slice's graph: what onnx wrote it reads as onnx does, and nothing else gets past it."""
+"""The small parser of a slice's graph: it reads what onnx wrote as onnx does, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def graph_of(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_it_reads_what_onnx_wrote_as_onnx_does(name: str) -> None:
-    """Every operator, tensor and declaration comes out as the bytes that onnx has for it, in its order."""
+def test_graph_is_parsed_as_by_onnx(name: str) -> None:
+    """Every operator, tensor and declaration gives the same bytes as onnx's parser, in the same order."""
     raw = graph_of(name)
     model = onnx.load_model_from_string(raw)
     read = read_graph(raw)
     assert read.ir_version == model.ir_version
-    assert read.opsets == tuple((one.domain, one.version) for one in model.opset_import)
+    assert read.opsets == tuple((opset.domain, opset.version) for opset in model.opset_import)
     for ours, theirs in (
         (read.nodes, model.graph.node),
         (read.initializers, model.graph.initializer),
@@ -42,11 +42,13 @@ def test_it_reads_what_onnx_wrote_as_onnx_does(name: str) -> None:
         (read.outputs, model.graph.output),
         (read.functions, model.functions),
     ):
-        assert [bytes(one) for one in ours] == [one.SerializeToString(deterministic=True) for one in theirs]
+        assert [bytes(message) for message in ours] == [
+            message.SerializeToString(deterministic=True) for message in theirs
+        ]
 
 
-def test_a_pointer_is_read_as_onnx_reads_it() -> None:
-    """Name, type, shape and place of a weight beside the graph."""
+def test_external_weight_is_parsed_as_by_onnx() -> None:
+    """Name, type, shape and place of a weight stored beside the graph."""
     raw = graph_of("chain")
     for ours, theirs in zip(
         read_graph(raw).initializers, onnx.load_model_from_string(raw).graph.initializer, strict=True
@@ -54,13 +56,13 @@ def test_a_pointer_is_read_as_onnx_reads_it() -> None:
         if not theirs.external_data:
             continue
         read = read_external_weight(ours)
-        said = {one.key: one.value for one in theirs.external_data}
+        said = {entry.key: entry.value for entry in theirs.external_data}
         assert (read.name, read.data_type, read.dims) == (theirs.name, theirs.data_type, tuple(theirs.dims))
         assert (read.location, str(read.offset), str(read.length)) == (said["location"], said["offset"], said["length"])
 
 
 def test_every_prefix_of_a_graph_is_refused() -> None:
-    """A file that was cut off anywhere is not half a model: nothing at its ends is taken for nothing."""
+    """A truncated file is not half a model."""
     raw = graph_of("chain")
     whole = read_graph(raw)
     for length in range(len(raw)):
@@ -72,7 +74,7 @@ def test_every_prefix_of_a_graph_is_refused() -> None:
 
 @given(st.binary(max_size=200))
 @SETTINGS
-def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(raw: bytes) -> None:
     """No other error, no endless work."""
     for read in (read_graph, lambda one: read_external_weight(memoryview(one))):
         try:
@@ -83,9 +85,9 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 @given(st.data())
 @SETTINGS
-def test_what_it_accepts_onnx_reads_the_same_way(data: st.DataObject) -> None:
-    """Bytes changed, put in and left out: what still passes means to onnx exactly what it means here, so that what was
-    checked is what runs."""
+def test_accepted_graph_means_the_same_to_onnx(data: st.DataObject) -> None:
+    """Bytes changed, inserted and deleted: what is still accepted means to onnx exactly what it means here, so that
+    what was checked is what runs."""
     raw = bytearray(graph_of(data.draw(st.sampled_from(["chain", "captured"]))))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(raw) - 1))
@@ -112,8 +114,8 @@ def same(read: SliceGraph, model: onnx.ModelProto) -> bool:
     """As many of everything, with the same operators: parts that both know are parts that both have."""
     counts = [len(model.graph.node), len(model.graph.initializer), len(model.graph.input), len(model.graph.output)]
     ours = [len(read.nodes), len(read.initializers), len(read.inputs), len(read.outputs)]
-    types = [onnx.NodeProto.FromString(bytes(one)).op_type for one in read.nodes]
-    return counts == ours and types == [one.op_type for one in model.graph.node]
+    types = [onnx.NodeProto.FromString(bytes(node)).op_type for node in read.nodes]
+    return counts == ours and types == [node.op_type for node in model.graph.node]
 
 
 def field(number: int, wire: int, body: bytes = b"") -> bytes:
@@ -148,8 +150,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_two_readers_could_read_differently_is_refused(what: str) -> None:
-    """Each by its own reason."""
+def test_ambiguous_graph_is_refused(what: str) -> None:
+    """Each case with its own reason."""
     raw, why = REFUSED[what]
     with pytest.raises(TrustError, match=why):
         read_graph(raw)
@@ -172,8 +174,8 @@ POINTERS: dict[str, Callable[[onnx.TensorProto], object]] = {
 
 
 @pytest.mark.parametrize("what", POINTERS)
-def test_a_pointer_is_nothing_but_a_pointer(what: str) -> None:
-    """Three entries, each once, each in its one spelling."""
+def test_external_weight_has_exactly_three_entries(what: str) -> None:
+    """Each once, each in its one spelling."""
     tensor = numpy_helper.from_array(tiny.feeds_of(tiny.prepared("chain"))["image"], "w")
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -185,8 +187,8 @@ def test_a_pointer_is_nothing_but_a_pointer(what: str) -> None:
         read_external_weight(memoryview(tensor.SerializeToString()))
 
 
-def test_a_scalar_weight_has_no_dimensions() -> None:
-    """Its list of dimensions is empty, not a list of nothing."""
+def test_scalar_weight_has_no_dimensions() -> None:
+    """Its list of dimensions is empty."""
     tensor = helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [1.0])
     tensor.ClearField("float_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL

@@ -1,4 +1,4 @@
-"""The emulated runtime: real answers, the device's time."""
+"""The emulated runtime: real answers, the emulated device's time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SLICE = Slice("s", "onnx", ("s",), (), ())
 X = {"x": np.zeros(2, np.float32)}
 
 
-def test_a_run_takes_the_predicted_time_and_gives_the_real_answer(tmp_path: Path) -> None:
-    """Never less than the profile says, and the inner engine's outputs to the bit."""
+def test_run_takes_the_predicted_time_and_gives_the_real_answer(tmp_path: Path) -> None:
+    """Never less than the profile says, and the inner engine's outputs bit for bit."""
     program = EmulatedRuntime(Instant(), {"s": 0.03}).load(SLICE, tmp_path)
     start = perf_counter()
     outputs = program.run(X)
@@ -49,7 +49,7 @@ def test_a_run_takes_the_predicted_time_and_gives_the_real_answer(tmp_path: Path
     assert not program.last_was_late
 
 
-def test_a_host_that_is_slower_than_the_device_is_marked_late(tmp_path: Path) -> None:
+def test_slower_host_is_marked_late(tmp_path: Path) -> None:
     """The sample is counted, never hidden; a slice without a prediction is never late."""
     inner = Instant()
     inner.gate = threading.Event()
@@ -61,7 +61,7 @@ def test_a_host_that_is_slower_than_the_device_is_marked_late(tmp_path: Path) ->
     assert not EmulatedRuntime(Instant(), {}).load(SLICE, tmp_path).last_was_late
 
 
-def test_a_device_has_one_processor(tmp_path: Path) -> None:
+def test_emulated_device_has_one_processor(tmp_path: Path) -> None:
     """Two requests at once share it, also across runtimes of one device."""
     inner, processor = Instant(), threading.Lock()
     programs = [EmulatedRuntime(inner, {"s": 0.01}, processor).load(SLICE, tmp_path) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Encrypted slices on the engines: from memory alone, and to the bit what the same slice gives from files."""
+"""Encrypted slices on the engines: from memory alone, and bit-identical to the same slice from files."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def in_chunks(raw: bytes, file: SliceFile) -> list[bytes]:
 
 @pytest.mark.parametrize("optimise", ["exact", "fast"])
 @pytest.mark.parametrize("model", ["chain", "branches"])
-def test_onnx_from_memory_gives_the_bits_that_files_give(model: str, optimise: Optimise, tmp_path: Path) -> None:
+def test_onnx_from_memory_is_bit_identical_to_files(model: str, optimise: Optimise, tmp_path: Path) -> None:
     """Weights in place from memory, or copied where optimisers read them: the same answer, also after the memory was
     closed and collected, because the program holds on to what the engine reads."""
     prepared = onnx_models.prepared(model)
-    for one in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
-        folder = tmp_path / one.slice.name
+    for part in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
+        folder = tmp_path / part.slice.name
         folder.mkdir()
-        for name, data in one.files.items():
+        for name, data in part.files.items():
             (folder / name).write_bytes(data)
         runtime = OnnxRuntime(optimise=optimise)
         feeds = onnx_models.feeds_of(prepared)
-        expected = runtime.load(one.slice, folder).run(feeds)
-        sealed, memory = in_memory(one.slice, one.files)
+        expected = runtime.load(part.slice, folder).run(feeds)
+        sealed, memory = in_memory(part.slice, part.files)
         manifest = onnx_models.manifest_of(prepared, [])
         program = load_slice(manifest, sealed, lambda _, opened=memory: opened, runtime)
         with pytest.raises(KeyError):
@@ -76,8 +76,8 @@ def test_onnx_from_memory_gives_the_bits_that_files_give(model: str, optimise: O
             }
 
 
-def test_weights_that_numpy_cannot_show_are_copied() -> None:
-    """bfloat16 weights have no twin in numpy: the engine gets a copy, and answers."""
+def test_weights_without_a_numpy_type_are_copied() -> None:
+    """bfloat16 has no equivalent in numpy: the engine gets a copy, and answers."""
     values = np.arange(1, 65, dtype=np.float32).astype(ml_dtypes.bfloat16)
     weight = TensorProto(name="w", data_type=TensorProto.BFLOAT16, dims=[64], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", WEIGHTS), ("offset", "0"), ("length", "128")):
@@ -97,7 +97,7 @@ def test_weights_that_numpy_cannot_show_are_copied() -> None:
     np.testing.assert_array_equal(answer, np.arange(1, 65, dtype=np.float32))
 
 
-def test_weights_that_their_file_does_not_hold_are_refused() -> None:
+def test_weights_beyond_their_file_are_refused() -> None:
     """A graph that points beyond its weights is refused at load, not read beyond their end."""
     prepared = onnx_models.prepared("chain")
     (one,) = cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None)
@@ -109,7 +109,7 @@ def test_weights_that_their_file_does_not_hold_are_refused() -> None:
         OnnxRuntime().load(sealed, memory)
 
 
-def test_tflite_from_memory_gives_the_bits_that_files_give(tmp_path: Path) -> None:
+def test_tflite_from_memory_is_bit_identical_to_files(tmp_path: Path) -> None:
     """LiteRT maps the memory file; it lives as long as the interpreter."""
     model = tflite_models.prepared("chain")
     (tmp_path / tflite.FILE).write_bytes(model.raw)
@@ -130,23 +130,23 @@ def test_tflite_from_memory_gives_the_bits_that_files_give(tmp_path: Path) -> No
 # The reader of graphs
 
 
-def test_the_reader_finds_what_onnx_finds() -> None:
-    """Name, type, shape and place of each weight outside, as the onnx package reads them."""
+def test_external_weights_are_found_as_by_onnx() -> None:
+    """Name, type, shape and place of each external weight, as the onnx package reads them."""
     for name in ("chain", "branches"):
         prepared = onnx_models.prepared(name)
-        for one in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
-            model = onnx.load_model_from_string(one.files[GRAPH])
+        for part in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
+            model = onnx.load_model_from_string(part.files[GRAPH])
             wanted = [
                 (tensor.name, tensor.data_type, tuple(tensor.dims))
                 for tensor in model.graph.initializer
                 if tensor.data_location == TensorProto.EXTERNAL
             ]
-            found = external_weights(one.files[GRAPH])
-            assert [(each.name, each.data_type, each.dims) for each in found] == wanted
-            assert sum(each.length for each in found) <= len(one.files.get(WEIGHTS, b""))
+            found = external_weights(part.files[GRAPH])
+            assert [(weight.name, weight.data_type, weight.dims) for weight in found] == wanted
+            assert sum(weight.length for weight in found) <= len(part.files.get(WEIGHTS, b""))
 
 
-def test_every_prefix_of_a_graph_is_read_or_refused() -> None:
+def test_every_prefix_of_a_graph_is_parsed_or_refused() -> None:
     """A graph that ends anywhere gives weights or ModelRefused, never anything else."""
     prepared = onnx_models.prepared("chain")
     raw = cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None)[0].files[GRAPH]
@@ -156,8 +156,8 @@ def test_every_prefix_of_a_graph_is_read_or_refused() -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
-    """So do bytes that are no graph at all, also inside of what looks like one."""
+def test_arbitrary_bytes_are_parsed_or_refused(raw: bytes) -> None:
+    """Bytes that are no graph at all, also within what looks like one, give weights or ModelRefused."""
     read_or_refused(raw)
     inner = bytes([5 << 3 | 2, len(raw) & 0x7F]) + raw
     read_or_refused(bytes([7 << 3 | 2, len(inner) & 0x7F]) + inner)

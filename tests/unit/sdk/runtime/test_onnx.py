@@ -31,8 +31,8 @@ def whole(tmp_path: Path) -> Slice:
     return one.slice
 
 
-def test_fast_is_close_to_exact(whole: Slice, tmp_path: Path) -> None:
-    """`fast` may differ in the last bits, on several threads too; `exact` repeats itself to the bit."""
+def test_fast_mode_is_close_to_exact_mode(whole: Slice, tmp_path: Path) -> None:
+    """`fast` may differ in the last bits, on several threads too; `exact` is bit-identical on repetition."""
     feeds = tiny.feeds_of(tiny.prepared("chain"))
     exact = OnnxRuntime().load(whole, tmp_path)
     first: tiny.Array = exact.run(feeds)["probabilities"]
@@ -86,15 +86,15 @@ def test_input_slice_needs_its_spec(tmp_path: Path) -> None:
         {FRAME: np.frombuffer(b"\xff\xd8\xff\xe0 no picture", np.uint8)},
     ],
 )
-def test_what_is_no_picture_fails(tensors: dict[str, tiny.Array]) -> None:
+def test_malformed_picture_is_refused(tensors: dict[str, tiny.Array]) -> None:
     """Missing, mistyped, empty and damaged frames are the caller's fault."""
     spec = msgspec.structs.replace(parse_input_spec("image/jpeg 8x8"), tensor="x", tensor_width=8, tensor_height=8)
     with pytest.raises(UsageError):
         InputProgram(spec).run(tensors)
 
 
-def test_the_engine_reports_nothing_to_its_maker(whole: Slice, tmp_path: Path) -> None:
-    """Run by us, onnxruntime makes no identifier of this machine: its own telemetry is off before it is loaded."""
+def test_engine_telemetry_is_off(whole: Slice, tmp_path: Path) -> None:
+    """onnxruntime creates no identifier of this machine: its own telemetry is disabled before it is loaded."""
     home = tmp_path / "home"
     home.mkdir()
     (tmp_path / "slice.json").write_bytes(msgspec.json.encode(whole))

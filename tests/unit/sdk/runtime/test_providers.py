@@ -1,7 +1,7 @@
-"""Accelerators of onnxruntime: tried where they are, left out where they are not, and what became of them is said.
+"""Accelerators of onnxruntime: used where they are present, skipped where not, and the outcome is reported.
 
-None is lent here: what fails is a provider that this onnxruntime does not have, and a session that fails as one does
-whose device has vanished.
+No accelerator is needed here: the tests use a provider that this onnxruntime does not have, and a session that fails
+like one whose device has vanished.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ ONE = Slice("s", "onnx", ("s",), (X,), (Y,))
     ],
 )
 def test_accelerators_are_tried_in_order_up_to_the_cpu(wanted: Any, there: list[str], use: Any, notes: int) -> None:
-    """What is missing is said, unless a better one is there."""
+    """Missing ones are reported, unless a better one is present."""
     found, said = select_available(wanted, there)
     assert found == use and len(said) == notes
 
 
 @pytest.mark.parametrize("names", [("gpu",), ("cuda", "cuda")])
-def test_names_that_cannot_be_are_refused(names: tuple[str, ...]) -> None:
-    """A typo does not leave the accelerator idle for good."""
+def test_unknown_provider_names_are_refused(names: tuple[str, ...]) -> None:
+    """A typo does not leave the accelerator unused for good."""
     with pytest.raises(UsageError):
         check_names(names)
 
 
-def test_an_accelerator_that_is_not_built_in_leaves_the_work_to_the_cpu(tmp_path: Path) -> None:
+def test_accelerator_that_is_not_built_in_falls_back_to_the_cpu(tmp_path: Path) -> None:
     """In a worker, as the agent runs it; its status says so."""
     with hosted(tmp_path, double(), setup=EngineOptions(providers=("cuda", "cpu"))) as host:
         assert np.array_equal(run(host, SMALL), SMALL * 2)
         assert any("cuda: not in this build" in note for note in host.status()["notes"])
 
 
-def test_an_accelerator_that_refuses_a_slice_leaves_it_to_the_cpu(tmp_path: Path) -> None:
-    """onnxruntime lists it, and cannot use it: its driver is missing, say."""
+def test_accelerator_that_refuses_a_slice_falls_back_to_the_cpu(tmp_path: Path) -> None:
+    """onnxruntime lists it, but cannot use it, for example for lack of its driver."""
     Shelf(tmp_path, double())
     runtime = OnnxRuntime(providers=("cuda",), available=[PROVIDERS["cuda"], CPU])
     assert np.array_equal(runtime.load(ONE, tmp_path).run({"x": SMALL})["y"], SMALL * 2)
@@ -78,7 +78,7 @@ class Vanished:
         raise RuntimeError("CUDA failure 700")
 
 
-def test_an_accelerator_that_vanishes_leaves_the_work_to_the_cpu(tmp_path: Path) -> None:
+def test_accelerator_that_fails_in_a_run_falls_back_to_the_cpu(tmp_path: Path) -> None:
     """The request in which it fails is answered by the CPU, later ones do not try it again."""
     Shelf(tmp_path, double())
     cpu = OnnxRuntime()._open(ONE, tmp_path, ())
@@ -90,7 +90,7 @@ def test_an_accelerator_that_vanishes_leaves_the_work_to_the_cpu(tmp_path: Path)
     assert gone.runs == 1 and "CUDA failure" in str(said[0])
 
 
-def test_an_input_that_the_cpu_refuses_too_is_not_the_accelerator_s_fault(tmp_path: Path) -> None:
+def test_input_that_the_cpu_refuses_too_is_no_accelerator_failure(tmp_path: Path) -> None:
     """It stays in use."""
     Shelf(tmp_path, double())
     runtime = OnnxRuntime()
@@ -102,10 +102,9 @@ def test_an_input_that_the_cpu_refuses_too_is_not_the_accelerator_s_fault(tmp_pa
     assert program._opened is opened and not told
 
 
-def test_workers_that_are_lost_with_an_accelerator_are_followed_by_one_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver that takes the process down: the CPU answers, it is said, and after a while it is tried again."""
+def test_repeated_worker_crashes_disable_the_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that ends the process: the CPU answers, the status says so, and after a while the accelerator is tried
+    again."""
     monkeypatch.setattr(hosted_worker, "MAX_ACCELERATOR_LOSSES", 1)
     with hosted(tmp_path, double(), setup=EngineOptions(providers=("cuda",))) as host:
         signal_worker(host, signal.SIGSEGV)

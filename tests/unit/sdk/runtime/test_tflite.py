@@ -1,7 +1,9 @@
-"""The LiteRT runtime: what it takes, what it refuses, and what it says where LiteRT is missing."""
+"""The LiteRT runtime: what it accepts, what it refuses, and its error where LiteRT is missing."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from pathlib import Path
 
@@ -27,23 +29,28 @@ def whole(tmp_path: Path) -> Slice:
     return whole_model_slice(model)
 
 
-def test_without_litert_the_error_says_what_to_install(
+def test_missing_litert_error_says_what_to_install(
     whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device without LiteRT refuses TFLite slices with the words that help, and goes on running others."""
-    monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter",))
+    """A device without LiteRT refuses TFLite slices with advice, and goes on running others."""
+    for name in tflite.INTERPRETERS:
+        monkeypatch.setitem(sys.modules, name, None)  # its import fails
     with pytest.raises(ModelRefused, match=r"LiteRT is not installed here: pip install 'edgesplit\[tflite\]'"):
         DispatchingRuntime().load(whole, tmp_path)
 
 
-def test_the_older_interpreter_will_do(whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only another module of the same interface is there (tflite-runtime), that one runs the slice."""
-    monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter", "ai_edge_litert.interpreter"))
+def test_tflite_runtime_is_used_where_litert_is_missing(
+    whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another module of the same interface runs the slice."""
+    litert, tflite_runtime = tflite.INTERPRETERS
+    monkeypatch.setitem(sys.modules, tflite_runtime, importlib.import_module(litert))
+    monkeypatch.setitem(sys.modules, litert, None)  # its import fails
     assert LiteRtRuntime().load(whole, tmp_path).run(tflite_models.feeds_of(tflite_models.prepared("chain")))
 
 
-def test_each_engine_refuses_the_others_slices(whole: Slice, tmp_path: Path) -> None:
-    """A slice of another format is refused by name; the engine by format refuses what no engine runs."""
+def test_engines_refuse_slices_of_another_format(whole: Slice, tmp_path: Path) -> None:
+    """By name; the engine that dispatches by format refuses what no engine runs."""
     with pytest.raises(ModelRefused, match="'tflite', which is not onnxruntime's"):
         OnnxRuntime().load(whole, tmp_path)
     with pytest.raises(ModelRefused, match="'onnx', which is not LiteRT's"):
@@ -53,7 +60,7 @@ def test_each_engine_refuses_the_others_slices(whole: Slice, tmp_path: Path) -> 
 
 
 def test_missing_and_wrong_inputs_are_inference_failures(whole: Slice, tmp_path: Path) -> None:
-    """An input that is not there, or of another type, fails that inference and no other."""
+    """A missing input, or one of another type, fails that inference and no other."""
     program = LiteRtRuntime().load(whole, tmp_path)
     feeds = tflite_models.feeds_of(tflite_models.prepared("chain"))
     with pytest.raises(InferenceFailed, match="lacks its inputs"):
@@ -63,21 +70,22 @@ def test_missing_and_wrong_inputs_are_inference_failures(whole: Slice, tmp_path:
     assert program.run(feeds)["probabilities"].shape == (1, 10)
 
 
-def test_spoilt_file_is_refused(whole: Slice, tmp_path: Path) -> None:
+def test_corrupt_file_is_refused(whole: Slice, tmp_path: Path) -> None:
     """A file that LiteRT cannot read is refused."""
     (tmp_path / "model.tflite").write_bytes(b"\0" * 64)
     with pytest.raises(ModelRefused, match="LiteRT cannot load it"):
         LiteRtRuntime().load(whole, tmp_path)
 
 
-def test_other_tensors_than_the_manifests_are_refused(whole: Slice, tmp_path: Path) -> None:
+def test_tensors_other_than_the_manifests_are_refused(whole: Slice, tmp_path: Path) -> None:
     """A file whose inputs are not those that were signed is refused."""
     with pytest.raises(ModelRefused, match="other tensors than its manifest says"):
         LiteRtRuntime().load(msgspec.structs.replace(whole, inputs=()), tmp_path)
 
 
-def test_plain_kernels_run_where_they_are_asked_for(whole: Slice, tmp_path: Path) -> None:
-    """A slice of a model that the default delegate refuses runs without that delegate, though it might take it."""
+def test_plain_kernels_run_on_request(whole: Slice, tmp_path: Path) -> None:
+    """A slice of a model that the default delegate refuses runs without that delegate, even if the delegate would
+    accept it."""
     feeds = tflite_models.feeds_of(tflite_models.prepared("chain"))
     plain = LiteRtRuntime().load(msgspec.structs.replace(whole, kernels="plain"), tmp_path).run(feeds)
     usual = LiteRtRuntime().load(whole, tmp_path).run(feeds)
@@ -86,12 +94,12 @@ def test_plain_kernels_run_where_they_are_asked_for(whole: Slice, tmp_path: Path
     assert kernels == "plain"
 
 
-def test_threads_take_turns(whole: Slice, tmp_path: Path) -> None:
-    """One program asked by several threads gives each its own answer."""
+def test_concurrent_runs_get_their_own_answers(whole: Slice, tmp_path: Path) -> None:
+    """One program called by several threads gives each its own answer."""
     program = LiteRtRuntime().load(whole, tmp_path)
     model = tflite_models.prepared("chain")
     feeds = [tflite_models.feeds_of(model, seed) for seed in range(4)]
-    wanted = [program.run(one)["probabilities"].tobytes() for one in feeds]
+    wanted = [program.run(feed)["probabilities"].tobytes() for feed in feeds]
     got: dict[int, set[bytes]] = {number: set() for number in range(4)}
 
     def ask(number: int) -> None:
@@ -99,8 +107,8 @@ def test_threads_take_turns(whole: Slice, tmp_path: Path) -> None:
             got[number].add(program.run(feeds[number])["probabilities"].tobytes())
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert got == {number: {answer} for number, answer in enumerate(wanted)}

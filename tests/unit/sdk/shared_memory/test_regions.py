@@ -1,4 +1,4 @@
-"""Shared memory on the server's side: regions by key, segments by descriptor, and what neither may do."""
+"""Shared memory on the server's side: regions by key, segments by descriptor, and their limits."""
 
 from __future__ import annotations
 
@@ -42,17 +42,25 @@ def regions(tmp_path: Path) -> Iterator[Regions]:
     own.close()
 
 
+class ForeignPeer(Peer):
+    """A peer whose program belongs to another user."""
+
+    @property
+    def user(self) -> int:
+        return os.getuid() + 1
+
+
 def descriptors(of: Path | str) -> int:
     """How many of this process's lead there; those of others' threads come and go."""
     count = 0
-    for one in os.listdir("/proc/self/fd"):
+    for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            count += str(of) in os.readlink(f"/proc/self/fd/{one}")
+            count += str(of) in os.readlink(f"/proc/self/fd/{entry}")
     return count
 
 
-def test_a_region_is_read_and_written_in_its_bounds(regions: Regions, channel: Peer, tmp_path: Path) -> None:
-    """From its own offset on; status tells what was registered."""
+def test_region_is_read_and_written_within_its_bounds(regions: Regions, channel: Peer, tmp_path: Path) -> None:
+    """From its own offset on; status reports what was registered."""
     regions.register(channel, "r", "/key", 100, 800)
     memory = regions.view_for(channel)
     assert bytes(memory.read(TensorRef("r", 10, 5), stable=False)) == CONTENT[105:115]
@@ -63,7 +71,7 @@ def test_a_region_is_read_and_written_in_its_bounds(regions: Regions, channel: P
 
 
 @pytest.mark.parametrize(("size", "offset"), [(801, 0), (1, 800), (800, 1), (2**53, 0), (0, 2**53)])
-def test_nothing_beyond_a_region_can_be_named(regions: Regions, channel: Peer, size: int, offset: int) -> None:
+def test_access_beyond_a_region_is_refused(regions: Regions, channel: Peer, size: int, offset: int) -> None:
     """Neither by size nor by offset."""
     regions.register(channel, "r", "key", 100, 800)
     memory = regions.view_for(channel)
@@ -73,16 +81,16 @@ def test_nothing_beyond_a_region_can_be_named(regions: Regions, channel: Peer, s
 
 
 @pytest.mark.parametrize("key", ["", "/", "..", "/..", ".", "a/b", "../etc/passwd", "/etc/passwd", "x\0y", "k" * 300])
-def test_a_key_is_a_name_and_never_a_path(regions: Regions, channel: Peer, key: str) -> None:
-    """Whatever it is called: nothing outside the folder of shared memory is opened."""
+def test_key_is_never_a_path(regions: Regions, channel: Peer, key: str) -> None:
+    """Whatever it contains: nothing outside the folder of shared memory is opened."""
     before = descriptors("/etc/passwd")
     with pytest.raises(UsageError):
         regions.register(channel, "r", key, 0, 1)
     assert descriptors("/etc/passwd") == before
 
 
-def test_what_is_no_plain_file_is_not_opened(regions: Regions, channel: Peer, tmp_path: Path) -> None:
-    """A link, a pipe that would block, a folder."""
+def test_only_regular_files_are_opened(regions: Regions, channel: Peer, tmp_path: Path) -> None:
+    """No link, no pipe that would block, no folder."""
     (tmp_path / "link").symlink_to(tmp_path / "key")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
@@ -91,20 +99,19 @@ def test_what_is_no_plain_file_is_not_opened(regions: Regions, channel: Peer, tm
             regions.register(channel, "r", key, 0, 1)
 
 
-def test_memory_of_another_user_is_not_opened(regions: Regions, channel: Peer) -> None:
-    """The agent may be allowed to open what the program that asks is not."""
-    channel._user = os.getuid() + 1
-    with pytest.raises(UsageError, match="not this program's user's"):
-        regions.register(channel, "r", "key", 0, 1)
+def test_memory_of_another_user_is_not_opened(regions: Regions) -> None:
+    """The agent may be allowed to open what the client is not."""
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(UsageError, match="not this program's user's"):
+        regions.register(ForeignPeer(here), "r", "key", 0, 1)
 
 
-def test_each_user_sees_his_own_regions(regions: Regions, channel: Peer) -> None:
-    """Another's are not listed, found, or forgotten by him."""
+def test_users_see_only_their_own_regions(regions: Regions, channel: Peer) -> None:
+    """Another user's are not listed, found, or unregistered."""
     regions.register(channel, "r", "key", 0, 10)
     here, there = socket.socketpair()
     with here, there:
-        other = Peer(here)
-        other._user = os.getuid() + 1
+        other = ForeignPeer(here)
         assert regions.status(other, None) == []
         regions.unregister(other, None)
         with pytest.raises(UsageError, match="Unable to find"):
@@ -112,16 +119,16 @@ def test_each_user_sees_his_own_regions(regions: Regions, channel: Peer) -> None
     assert len(regions.status(channel, None)) == 1
 
 
-def test_nobody_known_has_no_shared_memory(regions: Regions) -> None:
-    """Over TLS, or where the kernel does not say who asks."""
+def test_unknown_user_has_no_shared_memory(regions: Regions) -> None:
+    """Over TLS, or where the kernel does not name the peer."""
     with pytest.raises(UsageError, match="on this machine"):
         regions.register(None, "r", "key", 0, 1)
     with pytest.raises(UsageError, match="on this machine"):
         regions.view_for(None).check(TensorRef("r", 1))
 
 
-def test_regions_are_bounded_and_end(regions: Regions, channel: Peer, tmp_path: Path) -> None:
-    """In number for each user; a name serves once; unregistering closes, also what was never there."""
+def test_regions_are_bounded_and_can_be_unregistered(regions: Regions, channel: Peer, tmp_path: Path) -> None:
+    """In number for each user; a name serves once; unregistering closes, also a region that never existed."""
     for n in range(LIMITS.shared_regions):
         regions.register(channel, str(n), "key", 0, 1)
     with pytest.raises(UsageError, match="unregister some"):
@@ -134,8 +141,8 @@ def test_regions_are_bounded_and_end(regions: Regions, channel: Peer, tmp_path: 
     assert descriptors(tmp_path) == 0 and regions.status(channel, None) == []
 
 
-def test_a_region_that_was_shortened_is_an_error(regions: Regions, channel: Peer, tmp_path: Path) -> None:
-    """Its owner truncates it after it was registered: no signal, no bytes of nowhere, and it is not made longer."""
+def test_truncated_region_is_an_error(regions: Regions, channel: Peer, tmp_path: Path) -> None:
+    """Its owner truncates it after it was registered: no SIGBUS, no invented bytes, and it is not extended."""
     regions.register(channel, "r", "key", 0, 1000)
     os.truncate(tmp_path / "key", 10)
     memory = regions.view_for(channel)
@@ -147,9 +154,7 @@ def test_a_region_that_was_shortened_is_an_error(regions: Regions, channel: Peer
     assert bytes(memory.read(TensorRef("r", 10), stable=False)) == CONTENT[:10]
 
 
-def test_a_region_whose_name_is_taken_away_or_given_anew_stays_what_it_was(
-    regions: Regions, channel: Peer, tmp_path: Path
-) -> None:
+def test_unlinked_or_replaced_region_stays_open(regions: Regions, channel: Peer, tmp_path: Path) -> None:
     """As in Triton: what was opened is what counts."""
     regions.register(channel, "r", "key", 0, 1000)
     (tmp_path / "key").unlink()
@@ -157,8 +162,9 @@ def test_a_region_whose_name_is_taken_away_or_given_anew_stays_what_it_was(
     assert bytes(regions.view_for(channel).read(TensorRef("r", 1000), stable=False)) == CONTENT
 
 
-def test_a_segment_is_read_in_place_and_floats_only(regions: Regions, channel: Peer) -> None:
-    """Floating-point tensors are views of it; indices are copied, so that nobody changes them after their check."""
+def test_only_float_tensors_are_read_in_place(regions: Regions, channel: Peer) -> None:
+    """Floating-point tensors are views of the segment; indices are copied, so that they cannot change after their
+    check."""
     segment = Segment.create(4096)
     channel.attach(SEGMENT, Segment.from_descriptor(os.dup(segment.descriptor)))
     segment.write(0, [np.arange(4, dtype=np.float32).tobytes(), np.arange(4, dtype=np.int32).tobytes()])
@@ -178,7 +184,7 @@ def test_a_segment_is_read_in_place_and_floats_only(regions: Regions, channel: P
 
 
 def test_arrays_outlive_their_segment(channel: Peer) -> None:
-    """A worker may still read what a client that has gone had sent."""
+    """A worker may still read what a closed client had sent."""
     segment = Segment.create(4096)
     segment.write(0, [b"\x07" * 8])
     array = np.frombuffer(segment.memory, np.uint8, 8)
@@ -190,7 +196,7 @@ def test_arrays_outlive_their_segment(channel: Peer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unsealed", "read only", "empty", "file", "pipe"])
-def test_only_memory_that_cannot_shrink_is_mapped(kind: str, tmp_path: Path) -> None:
+def test_only_sealed_memory_is_mapped(kind: str, tmp_path: Path) -> None:
     """Anything else would let a client kill the server by SIGBUS; the descriptor is closed."""
     name = f"refused-{kind}"
     if kind == "file":
@@ -209,16 +215,16 @@ def test_only_memory_that_cannot_shrink_is_mapped(kind: str, tmp_path: Path) -> 
     assert descriptors(name) == 0
 
 
-def test_a_made_segment_cannot_be_shortened() -> None:
-    """Not even by who made it."""
+def test_created_segment_cannot_be_truncated() -> None:
+    """Not even by its creator."""
     segment = Segment.create(8192)
     with pytest.raises(OSError):
         os.ftruncate(segment.descriptor, 100)
     segment.close()
 
 
-def test_no_segment_was_passed(regions: Regions, channel: Peer) -> None:
-    """Naming it is an error, not a crash."""
+def test_missing_segment_descriptor_is_an_error(regions: Regions, channel: Peer) -> None:
+    """Naming one is an error, not a crash."""
     with pytest.raises(UsageError, match="no segment"):
         regions.view_for(channel).check(TensorRef(SEGMENT, 1))
 
@@ -238,8 +244,8 @@ FP32: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [4]}
     {"shared_memory_region": "r", "shared_memory_byte_size": 12},
     {"shared_memory_region": "r", "shared_memory_byte_size": 16, "binary_data_size": 16},
 ])  # fmt: skip
-def test_a_place_that_is_none_is_malformed(regions: Regions, channel: Peer, parameters: dict[str, object]) -> None:
-    """Not a name, not a size, not the shape's size, or given twice."""
+def test_malformed_place_is_refused(regions: Regions, channel: Peer, parameters: dict[str, object]) -> None:
+    """No name, no size, a size other than the shape's, or given twice."""
     import json
 
     regions.register(channel, "r", "key", 0, 1000)
@@ -248,8 +254,8 @@ def test_a_place_that_is_none_is_malformed(regions: Regions, channel: Peer, para
         oip.decode_request(body, None, regions.view_for(channel))
 
 
-def test_shared_memory_that_is_not_served_is_said(channel: Peer) -> None:
-    """By a server that has none."""
+def test_server_without_shared_memory_says_so(channel: Peer) -> None:
+    """The error tells the client that this server has none."""
     import json
 
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
@@ -258,9 +264,7 @@ def test_shared_memory_that_is_not_served_is_said(channel: Peer) -> None:
         oip.decode_request(body, None)
 
 
-def test_one_request_cannot_ask_for_more_memory_than_a_body_may_have(
-    regions: Regions, channel: Peer, tmp_path: Path
-) -> None:
+def test_request_memory_is_bounded_like_a_body(regions: Regions, channel: Peer, tmp_path: Path) -> None:
     """A large region that is named by many inputs would be copied for each."""
     import json
 
@@ -274,7 +278,7 @@ def test_one_request_cannot_ask_for_more_memory_than_a_body_may_have(
         oip.decode_request(json.dumps({"inputs": entries}).encode(), None, regions.view_for(channel))
 
 
-def test_outputs_go_to_their_place_or_say_that_it_is_too_small(regions: Regions, channel: Peer) -> None:
+def test_outputs_are_written_to_their_place_or_refused_as_too_small(regions: Regions, channel: Peer) -> None:
     """The entry tells region, offset and the size that was used."""
     regions.register(channel, "r", "key", 0, 1000)
     memory = regions.view_for(channel)

@@ -1,4 +1,4 @@
-"""Segments of shared memory: which are open is known at every moment, whoever closes them."""
+"""Segments of shared memory: which are open is known at every moment, whatever closes them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def holds(one: Segment) -> bool:
     return Segment.containing(np.frombuffer(one.memory, np.uint8)) is not None
 
 
-def test_a_collection_amid_closing_closes_others_too() -> None:
-    """Garbage is collected at any moment, also while a segment is being forgotten: what was collected closed its own
-    segments then, and waited for ever for the lock that its own thread held."""
+def test_garbage_collection_during_close_does_not_deadlock() -> None:
+    """The collector may run while a segment is being removed from the table: it closed its own segments then, and
+    waited for ever for the lock that its own thread held."""
     first, second, kept = Segment.create(4096), Segment.create(4096), Segment.create(4096)
 
     garbage = [second]
@@ -32,7 +32,7 @@ def test_a_collection_amid_closing_closes_others_too() -> None:
     closing = threading.Thread(target=first.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
-    segment._open = tuple(one for one in segment._open if one is not collected)  # type: ignore[comparison-overlap]
+    segment._open = tuple(view for view in segment._open if view is not collected)  # type: ignore[comparison-overlap]
 
     assert not closing.is_alive()
     assert (holds(first), holds(second), holds(kept)) == (False, False, True)

@@ -1,4 +1,4 @@
-"""The broker of simulations does what MQTT 5 promises, as far as edgesplit uses it."""
+"""The simulated broker does what MQTT 5 promises, as far as edgesplit uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BrokerHarness:
 
     def __init__(self) -> None:
         self.hub = Hub()
-        self.broker = InMemoryBroker(self.hub)
+        self.broker = InMemoryBroker(self.hub, controllers=("controller", "controller-1", "controller-2"))
         self.heard: dict[str, list[tuple[str, bytes]]] = {}
 
     def client(self, name: str, *topics: str, **options: Any) -> InMemorySession:
@@ -38,8 +38,8 @@ def network() -> Iterator[BrokerHarness]:
     yield BrokerHarness()
 
 
-def test_what_is_retained_is_repeated(network: BrokerHarness) -> None:
-    """Who subscribes later hears the newest, and nothing once it was cleared."""
+def test_retained_message_is_sent_to_later_subscribers(network: BrokerHarness) -> None:
+    """The newest one, and none once it was cleared."""
     controller = network.client("controller")
     controller.publish(f"{CAM}/desired", b"1", retain=True)
     controller.publish(f"{CAM}/desired", b"2", retain=True)
@@ -53,8 +53,8 @@ def test_what_is_retained_is_repeated(network: BrokerHarness) -> None:
     assert len(network.heard["cam"]) == 1
 
 
-def test_a_device_speaks_and_hears_under_its_own_name_only(network: BrokerHarness) -> None:
-    """What it publishes elsewhere is passed to nobody, what others are told is not given to it."""
+def test_device_publishes_and_subscribes_under_its_own_name_only(network: BrokerHarness) -> None:
+    """Its messages to other topics are not delivered, and messages for others are not delivered to it."""
     controller = network.client("controller", "edgesplit/v1/+/birth")
     cam = network.client("cam", "edgesplit/v1/other/desired", "edgesplit/v1/chunk/+")
     cam.publish("edgesplit/v1/other/birth", b"no")
@@ -68,8 +68,8 @@ def test_a_device_speaks_and_hears_under_its_own_name_only(network: BrokerHarnes
     assert network.broker.counts.refused == 1
 
 
-def test_the_last_will_is_said_for_who_vanishes_and_not_for_who_leaves(network: BrokerHarness) -> None:
-    """By the keepalive, and once."""
+def test_last_will_is_sent_after_keepalive_but_not_after_disconnect(network: BrokerHarness) -> None:
+    """Once."""
     network.client("controller", "edgesplit/v1/+/birth")
     for _ in range(2):
         cam = network.client("cam", will=(f"{CAM}/birth", b"dead", True), keepalive_s=10)
@@ -84,8 +84,8 @@ def test_the_last_will_is_said_for_who_vanishes_and_not_for_who_leaves(network: 
     assert len(network.heard["controller"]) == 2
 
 
-def test_a_name_has_one_connection(network: BrokerHarness) -> None:
-    """The second throws the first off, which then waits long before it comes back."""
+def test_second_connection_of_a_name_takes_over(network: BrokerHarness) -> None:
+    """The first is disconnected, and then waits long before it reconnects."""
     first = network.client("cam")
     second = network.client("cam")
     assert second.connected and not first.connected
@@ -97,8 +97,8 @@ def test_a_name_has_one_connection(network: BrokerHarness) -> None:
     assert not second.connected
 
 
-def test_a_cut_way_is_found_out_by_both_sides(network: BrokerHarness) -> None:
-    """Nothing comes through; after the keepalive both know; once mended, the client is back with its subscriptions."""
+def test_both_sides_detect_a_cut_link(network: BrokerHarness) -> None:
+    """Nothing is delivered; after the keepalive both know; once restored, the client is back with its subscriptions."""
     controller = network.client("controller", "edgesplit/v1/+/birth")
     cam = network.client(
         "cam", f"{CAM}/desired", path=NetworkPath(), will=(f"{CAM}/birth", b"dead", True), keepalive_s=10
@@ -118,8 +118,8 @@ def test_a_cut_way_is_found_out_by_both_sides(network: BrokerHarness) -> None:
     assert network.heard["cam"] == [(f"{CAM}/desired", b"back")]
 
 
-def test_a_slow_way_takes_its_time_and_keeps_the_order(network: BrokerHarness) -> None:
-    """A thousand bytes at a hundred a second are there after ten seconds, and what was sent after them later."""
+def test_slow_link_delays_and_keeps_the_order(network: BrokerHarness) -> None:
+    """A thousand bytes at a hundred a second arrive after ten seconds, and what was sent after them later."""
     controller = network.client("controller")
     cam = network.client("cam", "edgesplit/v1/chunk/+", path=NetworkPath(delay_s=0.1, bytes_per_s=100))
     assert cam.connected
@@ -132,22 +132,22 @@ def test_a_slow_way_takes_its_time_and_keeps_the_order(network: BrokerHarness) -
     assert [payload[:1] for _, payload in network.heard["cam"]] == [b"x", b"y"]
 
 
-def test_a_broker_that_goes_takes_every_connection_with_it(network: BrokerHarness) -> None:
-    """All come back by themselves, at different moments; what it forgot is not repeated."""
+def test_broker_restart_drops_every_connection(network: BrokerHarness) -> None:
+    """All clients reconnect by themselves, at different moments; messages that the broker lost are not repeated."""
     controller = network.client("controller")
     controller.publish(f"{CAM}/desired", b"1", retain=True)
     network.hub.run(1)
     clients = [network.client(f"cam-{number}") for number in range(20)]
     network.broker.stop(clear_retained=True)
-    assert not any(one.connected for one in clients)
+    assert not any(client.connected for client in clients)
     network.hub.run(5)
     network.broker.start()
     network.hub.run(31)
-    assert all(one.connected for one in clients)
+    assert all(client.connected for client in clients)
     assert network.broker.retained(f"{CAM}/desired") == b""
 
 
-def test_a_task_that_waits_hears_what_became_of_it(network: BrokerHarness) -> None:
+def test_waiting_publish_gets_its_outcome(network: BrokerHarness) -> None:
     """Acknowledged, refused, or lost with the connection."""
     cam, outcomes = network.client("cam"), []
 
@@ -169,10 +169,9 @@ def test_a_task_that_waits_hears_what_became_of_it(network: BrokerHarness) -> No
     assert "Not authorized" in outcomes[1] and "not connected" in outcomes[2]
 
 
-def test_a_group_shares_what_it_subscribed_to(network: BrokerHarness) -> None:
-    """Each message of a shared subscription goes to one member, in turn."""
-    broker, hub = network.broker, network.hub
-    broker._controllers |= {"controller-1", "controller-2"}
+def test_shared_subscription_delivers_to_one_member(network: BrokerHarness) -> None:
+    """Each message goes to one member, in turn."""
+    hub = network.hub
     for number in (1, 2):
         network.client(f"controller-{number}", "$share/all/edgesplit/v1/+/telemetry")
     cam = network.client("cam")
@@ -194,6 +193,6 @@ def test_a_group_shares_what_it_subscribed_to(network: BrokerHarness) -> None:
         ("#", "a/b", True),
     ],
 )
-def test_filters(topic_filter: str, topic: str, holds: bool) -> None:
-    """As MQTT has them."""
+def test_topic_filters_match_as_in_mqtt(topic_filter: str, topic: str, holds: bool) -> None:
+    """With `+` for one level and `#` for the rest."""
     assert matches(topic_filter, topic) is holds

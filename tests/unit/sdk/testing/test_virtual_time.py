@@ -7,7 +7,7 @@ import pytest
 from edgesplit.testing.virtual_time import Hub, TaskKilled
 
 
-def test_time_jumps_to_what_is_next() -> None:
+def test_time_jumps_to_the_next_event() -> None:
     """A virtual day takes no longer than what happens in it, and ends when it was to end."""
     hub, seen = Hub(start=1_000.0), []
     hub.call_later(3_600, lambda: seen.append(hub.time()))
@@ -18,7 +18,7 @@ def test_time_jumps_to_what_is_next() -> None:
     assert hub.monotonic() == 86_400
 
 
-def test_what_falls_on_one_moment_happens_in_the_order_asked_for() -> None:
+def test_simultaneous_timers_run_in_order_of_creation() -> None:
     """No run depends on anything but its input."""
     hub, seen = Hub(), []
     for number in range(50):
@@ -30,7 +30,7 @@ def test_what_falls_on_one_moment_happens_in_the_order_asked_for() -> None:
 
 
 def test_tasks_wait_for_each_other() -> None:
-    """A condition wakes who waits, and time runs on meanwhile."""
+    """A condition wakes the waiting task, and time runs on meanwhile."""
     hub, seen = Hub(), []
     changed, there = hub.condition(), []
 
@@ -53,8 +53,8 @@ def test_tasks_wait_for_each_other() -> None:
     assert seen == [("wrote", 5.0), ("read", 5.0)]
 
 
-def test_a_wait_may_be_too_short() -> None:
-    """Who waits no longer than so many seconds hears that nothing came."""
+def test_wait_with_timeout_returns_false() -> None:
+    """When nothing arrives within the timeout."""
     hub, outcome = Hub(), []
     hub.spawn(lambda: outcome.append((hub.condition().wait(2.5), hub.monotonic())))
 
@@ -63,8 +63,8 @@ def test_a_wait_may_be_too_short() -> None:
     assert outcome == [(False, 2.5)]
 
 
-def test_a_wait_that_rounding_would_make_endless_ends() -> None:
-    """Who waits until a moment, and computes how long that is, gets there."""
+def test_wait_until_a_moment_ends_despite_rounding() -> None:
+    """A task that computes how long to wait until a moment gets there."""
     hub, rounds = Hub(), []
     hub.run(2_592_000.1)
     moment = hub.monotonic() + 60.0
@@ -79,8 +79,8 @@ def test_a_wait_that_rounding_would_make_endless_ends() -> None:
     assert task.ended and len(rounds) < 100
 
 
-def test_what_is_closed_leaves_nothing_behind() -> None:
-    """Every task ends where it waits."""
+def test_close_ends_every_task() -> None:
+    """Where it waits."""
     hub, seen = Hub(), []
 
     def work() -> None:
@@ -96,8 +96,8 @@ def test_what_is_closed_leaves_nothing_behind() -> None:
     assert len(seen) == 5 and not hub.tasks
 
 
-def test_who_ends_in_a_timer_ends_alone() -> None:
-    """Power may fail while something is done that nobody waits for: the others go on."""
+def test_task_killed_in_a_timer_leaves_other_timers_running() -> None:
+    """A simulated power cut may happen in a timer callback: the others go on."""
     hub, seen = Hub(), []
 
     def end() -> None:
@@ -110,8 +110,8 @@ def test_who_ends_in_a_timer_ends_alone() -> None:
     assert seen == ["on"]
 
 
-def test_a_killed_task_does_nothing_more() -> None:
-    """Neither the rest of its work nor what it would do for a failure."""
+def test_killed_task_does_nothing_more() -> None:
+    """Neither the rest of its work nor its error handling."""
     hub, seen = Hub(), []
 
     def work() -> None:
@@ -130,8 +130,8 @@ def test_a_killed_task_does_nothing_more() -> None:
     assert task.ended
 
 
-def test_who_wakes_late_finds_more() -> None:
-    """On a late pace everything that comes within the delay is found together."""
+def test_late_wake_up_batches_events() -> None:
+    """With a wake-up delay, everything that arrives within the delay is found together."""
     hub, batches = Hub(), []
     pace = hub.with_wakeup_delay(0.2)
     changed, there = pace.condition(), []
@@ -156,15 +156,15 @@ def test_who_wakes_late_finds_more() -> None:
     assert batches == [[0, 1, 2, 3], [9]]
 
 
-def test_only_tasks_wait() -> None:
-    """What waits outside of a task would stop everything: it is told so."""
+def test_wait_outside_a_task_is_refused() -> None:
+    """It would stop the simulation."""
     hub = Hub()
     with pytest.raises(RuntimeError, match="only a task"):
         hub.condition().wait(1)
 
 
-def test_cancelled_timers_are_forgotten() -> None:
-    """A year of timers that were all cancelled leaves nothing behind."""
+def test_cancelled_timers_are_removed() -> None:
+    """A year of timers that were all cancelled leaves none behind."""
     hub = Hub()
     for _ in range(10_000):
         hub.call_later(1e9, lambda: None).cancel()
@@ -172,7 +172,7 @@ def test_cancelled_timers_are_forgotten() -> None:
     assert len(hub._timers) < 2_500
 
 
-def test_those_who_keep_each_other_busy_do_not_keep_the_network_waiting() -> None:
+def test_busy_tasks_do_not_starve_the_network() -> None:
     """A crowded fleet read nothing for so long that the broker took its devices for dead."""
     looks = 0
 

@@ -1,4 +1,4 @@
-"""Keys, certificates and claims: who may be who, and that both ends of a connection check it strictly."""
+"""Keys, certificates and claims: which names are possible, and that both ends of a connection check them strictly."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def claim(**changes: object) -> Claim:
     return msgspec.structs.replace(good, **changes)
 
 
-def test_a_key_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
-    """The private key is made on first use, mode 0600, and is the same ever after."""
+def test_private_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
+    """On first use; it is the same ever after."""
     made = identity.load_or_make_key(tmp_path / "new" / "key.pem")
     again = identity.load_or_make_key(tmp_path / "new" / "key.pem")
 
@@ -80,8 +80,8 @@ def test_a_key_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new" / "key.pem").stat().st_mode) == 0o600
 
 
-def test_a_key_file_that_others_can_read_is_closed(tmp_path: Path) -> None:
-    """A key file copied with a loose mode is tightened when it is used."""
+def test_loose_key_file_mode_is_tightened(tmp_path: Path) -> None:
+    """When the key is used."""
     path = tmp_path / "key.pem"
     identity.load_or_make_key(path)
     path.chmod(0o644)
@@ -94,8 +94,8 @@ def test_a_key_file_that_others_can_read_is_closed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )
-def test_a_spoiled_key_file_is_named_and_never_replaced(tmp_path: Path, content: bytes) -> None:
-    """A key file that holds no key is the operator's to look at: it may be the only copy of an identity."""
+def test_corrupt_key_file_is_never_replaced(tmp_path: Path, content: bytes) -> None:
+    """The error names it: it may be the only copy of an identity."""
     path = tmp_path / "key.pem"
     path.write_bytes(content)
 
@@ -104,14 +104,14 @@ def test_a_spoiled_key_file_is_named_and_never_replaced(tmp_path: Path, content:
     assert path.read_bytes() == content
 
 
-def test_a_claim_survives_the_way_to_the_device() -> None:
+def test_claim_round_trips_and_hides_its_secret() -> None:
     """What the operator copies is what the device reads; its secret is in the file and not in a log."""
     assert identity.decode_claim(identity.encode_document(claim())) == claim()
     assert "secret-token" not in repr(claim())
 
 
-def test_a_cut_claim_is_refused_at_every_length() -> None:
-    """A claim that was copied in part is refused, and says so with our own error."""
+def test_truncated_claim_is_refused() -> None:
+    """At every length, with our own error."""
     whole = identity.encode_document(claim()).rstrip()
     for length in range(len(whole)):
         with pytest.raises(MalformedMessage):
@@ -119,33 +119,33 @@ def test_a_cut_claim_is_refused_at_every_length() -> None:
 
 
 @pytest.mark.parametrize("name", ["controller", "Cam", "a/b", "+", "#", "", "cam 1"])
-def test_a_claim_for_a_reserved_or_unsafe_name_is_refused(name: str) -> None:
+def test_claim_for_a_reserved_or_unsafe_name_is_refused(name: str) -> None:
     """No claim makes a device the controller, or a wildcard."""
     with pytest.raises(MalformedMessage):
         identity.decode_claim(identity.encode_document(claim(device=name)))
 
 
-def test_the_name_comes_from_the_claim(authority: Authority, tmp_path: Path) -> None:
-    """A device that asks for another's name in its request still gets its own."""
+def test_device_name_comes_from_the_claim(authority: Authority, tmp_path: Path) -> None:
+    """A device that requests another's name still gets its own."""
     key = identity.load_or_make_key(tmp_path / "key")
     request = identity.certificate_request(key, "cam-2")
 
     certificate = x509.load_pem_x509_certificate(authority.sign_request(request, "cam-1"))
 
-    assert [one.value for one in certificate.subject] == ["cam-1"]
+    assert [attribute.value for attribute in certificate.subject] == ["cam-1"]
     assert certificate.public_key() == key.public_key()
 
 
 @pytest.mark.parametrize("name", ["controller", "broker", "offload", "a/b", "+"])
-def test_no_device_gets_a_name_of_ours(authority: Authority, tmp_path: Path, name: str) -> None:
-    """The authority itself refuses reserved and unsafe names, whoever asks."""
+def test_authority_refuses_reserved_and_unsafe_names(authority: Authority, tmp_path: Path, name: str) -> None:
+    """Whatever the request."""
     request = identity.certificate_request(identity.load_or_make_key(tmp_path / "key"), "cam-1")
     with pytest.raises(UsageError):
         authority.sign_request(request, name)
 
 
-def test_a_request_must_be_signed_by_its_own_key(authority: Authority, tmp_path: Path) -> None:
-    """Flip a bit anywhere in what was signed, in the key or in the signature: refused with our own error."""
+def test_certificate_request_must_be_signed_by_its_own_key(authority: Authority, tmp_path: Path) -> None:
+    """A flipped bit anywhere in what was signed, in the key or in the signature is refused with our own error."""
     key = identity.load_or_make_key(tmp_path / "key")
     request = x509.load_pem_x509_csr(identity.certificate_request(key, "cam-1")).public_bytes(Encoding.DER)
     unused_bits = len(request) - 65  # of the bit string that holds the signature: says nothing, and is not looked at
@@ -172,8 +172,8 @@ def test_only_ed25519_requests_of_bounded_size_are_signed(authority: Authority) 
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "edge.example"])
-def test_both_ends_verify_strictly(authority: Authority, tmp_path: Path, host: str) -> None:
-    """A device and a server of one authority meet under OpenSSL's strict rules, by name or address."""
+def test_both_ends_verify_by_openssl_strict_rules(authority: Authority, tmp_path: Path, host: str) -> None:
+    """A device and a server of one authority connect, by name or address."""
     server = authority.issue_server("offload", ["localhost", "127.0.0.1", "::1", "edge.example"]).server_context()
     client = device(authority, tmp_path, "cam-1").client_context()
 
@@ -185,16 +185,16 @@ def test_both_ends_verify_strictly(authority: Authority, tmp_path: Path, host: s
     assert client.verify_flags & ssl.VERIFY_X509_STRICT and server.verify_flags & ssl.VERIFY_X509_STRICT
 
 
-def test_a_server_at_another_address_is_refused(authority: Authority, tmp_path: Path) -> None:
-    """A good certificate does not serve under a name it was not issued for."""
+def test_server_at_another_address_is_refused(authority: Authority, tmp_path: Path) -> None:
+    """A certificate is not valid for a name it was not issued for."""
     server = authority.issue_server("offload", ["localhost"]).server_context()
     client = device(authority, tmp_path, "cam-1").client_context()
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, client, "127.0.0.1")
 
 
-def test_a_device_cannot_play_the_server(authority: Authority, tmp_path: Path) -> None:
-    """A device's certificate is for clients: presented by a server it is refused, even where names are not checked."""
+def test_device_certificate_is_refused_as_a_servers(authority: Authority, tmp_path: Path) -> None:
+    """It is for clients only, even where names are not checked."""
     server = device(authority, tmp_path, "cam-2").server_context()
     client = device(authority, tmp_path, "cam-1").client_context()
     client.check_hostname = False
@@ -202,8 +202,8 @@ def test_a_device_cannot_play_the_server(authority: Authority, tmp_path: Path) -
         handshake(server, client, "localhost")
 
 
-def test_another_authority_is_not_believed(authority: Authority, tmp_path: Path) -> None:
-    """Neither end accepts the other's certificate from a foreign authority."""
+def test_certificate_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+    """By either end."""
     foreign = Authority(tmp_path / "foreign")
     server = authority.issue_server("offload", ["localhost"])
     stranger = device(foreign, tmp_path, "cam-1")
@@ -214,21 +214,21 @@ def test_another_authority_is_not_believed(authority: Authority, tmp_path: Path)
         handshake(server.server_context(), lured.client_context(), "localhost")
 
 
-def test_before_enrolment_a_device_verifies_and_shows_nothing(authority: Authority) -> None:
-    """The claim's authority is enough to know the controller; the controller sees no name yet."""
+def test_unenrolled_device_verifies_and_presents_no_certificate(authority: Authority) -> None:
+    """The claim's authority is enough to verify the controller; the controller sees no name yet."""
     server = authority.issue_server("controller-api", ["localhost"]).server_context(client_required=False)
     _, at_server = handshake(server, identity.enrolment_context(authority.ca_pem), "localhost")
     assert identity.peer_name(at_server) is None
 
 
-def test_without_a_certificate_a_required_one_is_missed(authority: Authority) -> None:
-    """Where client certificates are required, nobody comes in without."""
+def test_connection_without_a_required_certificate_is_refused(authority: Authority) -> None:
+    """Where client certificates are required, a client without one cannot connect."""
     server = authority.issue_server("offload", ["localhost"]).server_context()
     with pytest.raises(ssl.SSLError):
         handshake(server, identity.enrolment_context(authority.ca_pem), "localhost")
 
 
-def test_the_authority_is_made_once(tmp_path: Path) -> None:
+def test_authority_is_created_once(tmp_path: Path) -> None:
     """A restart finds the same authority and keeps its certificates; a new address makes a new one."""
     first = Authority(tmp_path)
     before = first.issue_server("broker", ["localhost"]).certificate_file.read_bytes()
@@ -239,8 +239,8 @@ def test_the_authority_is_made_once(tmp_path: Path) -> None:
     assert again.issue_server("broker", ["localhost", "10.0.0.1"]).certificate_file.read_bytes() != before
 
 
-def test_our_own_certificates_are_renewed_before_they_end(tmp_path: Path) -> None:
-    """A server's certificate with less than a month to go is replaced at the next start."""
+def test_server_certificate_is_renewed_before_expiry(tmp_path: Path) -> None:
+    """One with less than a month to go is replaced at the next start."""
     Authority(tmp_path, leaf_life=timedelta(days=20)).issue_client("controller")
 
     renewed = Authority(tmp_path).issue_client("controller")
@@ -249,8 +249,8 @@ def test_our_own_certificates_are_renewed_before_they_end(tmp_path: Path) -> Non
     assert certificate.not_valid_after_utc > datetime.now(timezone.utc) + timedelta(days=300)
 
 
-def test_a_certificate_of_an_older_authority_is_replaced(tmp_path: Path) -> None:
-    """When the authority was made anew, what the old one issued is not handed out."""
+def test_certificate_of_an_older_authority_is_replaced(tmp_path: Path) -> None:
+    """After a new authority was made, the old one's certificates are not used."""
     Authority(tmp_path).issue_client("controller")
     (tmp_path / "ca.key").unlink()
     (tmp_path / "ca.pem").unlink()
@@ -261,8 +261,8 @@ def test_a_certificate_of_an_older_authority_is_replaced(tmp_path: Path) -> None
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(made.ca_pem.encode()))
 
 
-def test_half_a_restored_authority_is_refused(tmp_path: Path) -> None:
-    """A key without its certificate's other half is an operator's mistake, told as one."""
+def test_authority_with_another_key_is_refused(tmp_path: Path) -> None:
+    """Key and certificate of a half restored backup do not match: the error tells the operator so."""
     Authority(tmp_path / "a")
     Authority(tmp_path / "b")
     (tmp_path / "a" / "ca.key").write_bytes((tmp_path / "b" / "ca.key").read_bytes())
@@ -270,7 +270,7 @@ def test_half_a_restored_authority_is_refused(tmp_path: Path) -> None:
         Authority(tmp_path / "a")
 
 
-def test_the_device_side_imports_little() -> None:
+def test_device_side_imports_little() -> None:
     """Trust and identity load on a small device: no web framework, no YAML, no model library."""
     script = (
         "import sys, edgesplit.trust.identity, edgesplit.trust.store, edgesplit.mqtt.session, edgesplit.release_store\n"
@@ -280,13 +280,13 @@ def test_the_device_side_imports_little() -> None:
     assert ran.stdout.strip() == "[]"
 
 
-def test_credentials_that_are_not_there_say_what_to_do(tmp_path: Path) -> None:
-    """Connecting before enrolment names the missing file."""
+def test_missing_credentials_are_named(tmp_path: Path) -> None:
+    """In the error of a connection before enrolment."""
     with pytest.raises(UsageError, match="enrol first"):
         Credentials(tmp_path / "k", tmp_path / "c", tmp_path / "a").client_context()
 
 
-def test_certificates_begin_in_the_past(authority: Authority, tmp_path: Path) -> None:
+def test_certificates_are_valid_from_some_hours_ago(authority: Authority, tmp_path: Path) -> None:
     """A device whose clock is some hours behind can connect at once."""
     credentials = device(authority, tmp_path, "cam-1")
     certificate = x509.load_pem_x509_certificate(credentials.certificate_file.read_bytes())

@@ -27,7 +27,7 @@ SEEN = RollbackRecord({"root": VersionMark(5, ("a",)), "timestamp": VersionMark(
         ("snapshot", VersionMark(1, ("a",)), False),  # never seen before
     ],
 )
-def test_a_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: VersionMark, is_refused: bool) -> None:
+def test_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: VersionMark, is_refused: bool) -> None:
     if not is_refused:
         SEEN.refuse_rollback({role: mark})
         return
@@ -35,17 +35,17 @@ def test_a_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: V
         SEEN.refuse_rollback({role: mark})
 
 
-def refreshed(world: TrustHarness) -> TrustedMetadata:
+def refreshed(harness: TrustHarness) -> TrustedMetadata:
     """What a device gets from the repository, straight from its files."""
-    repository = world.repository
+    repository = harness.repository
     listed = repository.store.targets().version
     proof = {root_file(1): repository.root_bytes, TARGETS_FILE: repository.read(f"metadata/{listed}.{TARGETS_FILE}")}
-    snapshot = max((world.folder / "repository" / "metadata").glob("*.snapshot.json"))
+    snapshot = max((harness.folder / "repository" / "metadata").glob("*.snapshot.json"))
     timestamp = repository.read("metadata/timestamp.json")
-    return TrustedMetadata.from_refresh(proof, timestamp, snapshot.read_bytes(), world.bootstrap)
+    return TrustedMetadata.from_refresh(proof, timestamp, snapshot.read_bytes(), harness.bootstrap)
 
 
-def test_stored_metadata_proves_and_installs_nothing_before_a_refresh(tmp_path: Path) -> None:
+def test_stored_metadata_installs_nothing_before_a_refresh(tmp_path: Path) -> None:
     """Metadata of an earlier process is not evidence that it is still the newest (freeze attack)."""
     fresh = refreshed(TrustHarness(tmp_path))
     stored = TrustedMetadata.from_proof(fresh.proof, fresh.proof[root_file(1)])
@@ -59,16 +59,16 @@ def test_stored_metadata_proves_and_installs_nothing_before_a_refresh(tmp_path: 
         stored.require_fresh(START)
 
 
-def test_a_statement_moves_the_record_and_never_back(tmp_path: Path) -> None:
+def test_statement_raises_the_record_and_older_ones_are_refused(tmp_path: Path) -> None:
     """The record that must be durable contains the counter; by that record an older statement is refused."""
-    world = TrustHarness(tmp_path)
-    trusted = refreshed(world)
+    harness = TrustHarness(tmp_path)
+    trusted = refreshed(harness)
 
     statement, record = RollbackRecord().accept_statement(
-        world.state(counter=7), DEVICE, trusted, START, for_install=True
+        harness.state(counter=7), DEVICE, trusted, START, for_install=True
     )
 
     assert statement.counter == 7 and record.statements[DEVICE].version == 7
-    record.accept_statement(world.state(counter=7), DEVICE, trusted, START, for_install=True)
+    record.accept_statement(harness.state(counter=7), DEVICE, trusted, START, for_install=True)
     with pytest.raises(TrustError, match="older than 7"):
-        record.accept_statement(world.state(counter=6), DEVICE, trusted, START, for_install=False)
+        record.accept_statement(harness.state(counter=6), DEVICE, trusted, START, for_install=False)

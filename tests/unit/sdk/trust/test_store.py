@@ -1,4 +1,4 @@
-"""What a device believes. Each test is an attack or a fault, and the one thing it must not achieve."""
+"""What a device trusts. Each test is an attack or a fault, and the one thing it must not achieve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.signed_repository import DAY, DEVICE, START, TrustHarness, refreshe
 
 
 @pytest.fixture()
-def world(tmp_path: Path) -> TrustHarness:
+def harness(tmp_path: Path) -> TrustHarness:
     return TrustHarness(tmp_path)
 
 
@@ -43,53 +43,53 @@ def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
 # The way it is meant
 
 
-def test_a_signed_release_reaches_the_device(world: TrustHarness) -> None:
-    """Refresh, statement, manifest: what the repository signed is what the device gets, and proves again offline."""
-    digest = world.add()
-    store = refreshed(world)
+def test_signed_release_is_accepted(harness: TrustHarness) -> None:
+    """Refresh, statement, manifest: what the repository signed is what the device gets, and verifies again offline."""
+    digest = harness.add()
+    store = refreshed(harness)
 
-    raw_statement = world.state(counter=7, digest=digest)
+    raw_statement = harness.state(counter=7, digest=digest)
     statement = store.verify_statement(raw_statement, DEVICE, for_install=True)
-    raw = store.manifest(statement.releases[0].release, world.fetch)
+    raw = store.manifest(statement.releases[0].release, harness.fetch)
 
     assert raw == sample_release()[0]
-    assert verify_manifest(raw, store.proof(), world.bootstrap).model == "tiny@1"
-    assert verify_statement_offline(raw_statement, DEVICE, store.proof(), world.bootstrap) == statement
-    assert verify_manifest(raw, world.repository.proof(digest), world.bootstrap).model == "tiny@1"
+    assert verify_manifest(raw, store.proof(), harness.bootstrap).model == "tiny@1"
+    assert verify_statement_offline(raw_statement, DEVICE, store.proof(), harness.bootstrap) == statement
+    assert verify_manifest(raw, harness.repository.proof(digest), harness.bootstrap).model == "tiny@1"
 
 
-def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: TrustHarness) -> None:
+def test_refresh_without_changes_fetches_two_small_files(harness: TrustHarness) -> None:
     """A warm refresh fetches the next root (there is none) and the timestamp, nothing else."""
-    store = refreshed(world)
-    world.fetched.clear()
+    store = refreshed(harness)
+    harness.fetched.clear()
 
-    store.refresh(world.fetch)
+    store.refresh(harness.fetch)
 
-    assert world.fetched == ["metadata/2.root.json", "metadata/timestamp.json"]
+    assert harness.fetched == ["metadata/2.root.json", "metadata/timestamp.json"]
 
 
-def test_a_restarted_device_keeps_what_it_had_without_a_network(world: TrustHarness) -> None:
-    """After a restart with no link, the stored statement is kept by the stored proof; nothing is installed."""
-    digest = world.add()
-    raw = world.state(counter=7, digest=digest)
-    refreshed(world).verify_statement(raw, DEVICE, for_install=True)
+def test_restart_without_a_network_keeps_the_statement(harness: TrustHarness) -> None:
+    """The stored statement is verified by the stored proof; nothing new is installed."""
+    digest = harness.add()
+    raw = harness.state(counter=7, digest=digest)
+    refreshed(harness).verify_statement(raw, DEVICE, for_install=True)
 
-    restarted = world.store()
+    restarted = harness.store()
 
     assert restarted.verify_statement(raw, DEVICE, for_install=False).counter == 7
     assert restarted.proof().keys() == {"1.root.json", "targets.json"}
     for forbidden in (
         lambda: restarted.verify_statement(raw, DEVICE, for_install=True),
-        lambda: restarted.manifest(digest, world.fetch),
+        lambda: restarted.manifest(digest, harness.fetch),
     ):
         with pytest.raises(LinkError, match="refresh"):
             forbidden()
 
 
-def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: TrustHarness) -> None:
+def test_statement_is_verified_while_a_refresh_waits(harness: TrustHarness) -> None:
     """The thread that brings the metadata may also bring a statement: neither waits for the other."""
-    store = refreshed(world)
-    raw = world.state(counter=5)
+    store = refreshed(harness)
+    raw = harness.state(counter=5)
     judged: list[int] = []
 
     def fetch(path: str, most: int) -> bytes:
@@ -98,40 +98,40 @@ def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: Trus
         )
         other.start()
         other.join(10.0)
-        return world.fetch(path, most)
+        return harness.fetch(path, most)
 
     store.refresh(fetch)
     assert judged == [5, 5]
 
 
-def test_a_new_device_without_a_network_only_has_to_wait(world: TrustHarness) -> None:
-    """With no metadata yet, the error is the link's: try again."""
+def test_new_device_without_a_network_gets_a_link_error(harness: TrustHarness) -> None:
+    """With no metadata yet the error is the link's, and a retry may succeed."""
     with pytest.raises(LinkError):
-        world.store().verify_statement(world.state(counter=1), DEVICE, for_install=False)
+        harness.store().verify_statement(harness.state(counter=1), DEVICE, for_install=False)
 
 
-def test_a_plain_tuf_client_finds_releases_past_the_director(world: TrustHarness, tmp_path: Path) -> None:
-    """The director's delegation has no metadata file, and no TUF client ever asks for one."""
-    path = target_path(world.add())
+def test_standard_tuf_client_finds_releases(harness: TrustHarness, tmp_path: Path) -> None:
+    """The director's delegation has no metadata file, and no TUF client ever requests one."""
+    path = target_path(harness.add())
     config = UpdaterConfig(prefix_targets_with_hash=False)
     updater = Updater(
-        str(tmp_path / "plain"), "metadata/", fetcher=Plain(world), config=config, bootstrap=world.bootstrap
+        str(tmp_path / "plain"), "metadata/", fetcher=Plain(harness), config=config, bootstrap=harness.bootstrap
     )
     # a plain client has the real clock: let the metadata's be the same
-    updater._trusted_set.reference_time = datetime.fromtimestamp(world.now, timezone.utc)
+    updater._trusted_set.reference_time = datetime.fromtimestamp(harness.now, timezone.utc)
 
     found = updater.get_targetinfo(path)
 
     assert found is not None and found.path == path
     assert updater.get_targetinfo(target_path("0" * 64)) is None
-    assert not [one for one in world.fetched if "director" in one]
+    assert not [path for path in harness.fetched if "director" in path]
 
 
 class Plain(FetcherInterface):
     """What python-tuf asks of any transport."""
 
-    def __init__(self, world: TrustHarness) -> None:
-        self._world = world
+    def __init__(self, harness: TrustHarness) -> None:
+        self._world = harness
 
     def _fetch(self, url: str) -> Any:
         try:
@@ -143,54 +143,54 @@ class Plain(FetcherInterface):
 # Statements
 
 
-def test_another_devices_statement_is_refused(world: TrustHarness) -> None:
-    """C2: a statement signed for one device moves no other."""
-    store = refreshed(world)
+def test_statement_of_another_device_is_refused(harness: TrustHarness) -> None:
+    """C2: a statement signed for one device is valid for no other."""
+    store = refreshed(harness)
     with pytest.raises(TrustError, match="for device 'cam-2'"):
-        store.verify_statement(world.state("cam-2", counter=9), DEVICE, for_install=True)
-    assert store.verify_statement(world.state(counter=1), DEVICE, for_install=True).counter == 1
+        store.verify_statement(harness.state("cam-2", counter=9), DEVICE, for_install=True)
+    assert store.verify_statement(harness.state(counter=1), DEVICE, for_install=True).counter == 1
 
 
-def test_a_replayed_older_statement_is_refused(world: TrustHarness) -> None:
-    """C3: what was signed before is not obeyed again, not even after a restart; the newest may be repeated."""
-    store = refreshed(world)
-    old, new = world.state(counter=5), world.state(counter=6)
+def test_replayed_older_statement_is_refused(harness: TrustHarness) -> None:
+    """C3: what was signed before is not accepted again, not even after a restart; the newest may be repeated."""
+    store = refreshed(harness)
+    old, new = harness.state(counter=5), harness.state(counter=6)
     store.verify_statement(new, DEVICE, for_install=True)
 
-    for device in (store, world.store()):
+    for device in (store, harness.store()):
         assert device.verify_statement(new, DEVICE, for_install=False).counter == 6
         with pytest.raises(TrustError, match="older than 6"):
             device.verify_statement(old, DEVICE, for_install=False)
 
 
-def test_a_refused_statement_moves_no_counter(world: TrustHarness) -> None:
-    """A statement that is refused for another reason leaves the way free for the true one."""
-    store = refreshed(world)
+def test_refused_statement_raises_no_counter(harness: TrustHarness) -> None:
+    """A statement that is refused for another reason does not block the genuine one."""
+    store = refreshed(harness)
     with pytest.raises(TrustError):
-        store.verify_statement(world.state(counter=99, lasts_s=-1), DEVICE, for_install=True)
-    assert store.verify_statement(world.state(counter=3), DEVICE, for_install=True).counter == 3
+        store.verify_statement(harness.state(counter=99, lasts_s=-1), DEVICE, for_install=True)
+    assert store.verify_statement(harness.state(counter=3), DEVICE, for_install=True).counter == 3
 
 
-def test_every_flipped_bit_in_a_statement_is_noticed(world: TrustHarness) -> None:
-    """Whatever bit changes on the way, the statement is refused with our own error."""
-    store = refreshed(world)
-    raw = world.state(counter=5, digest="0" * 64)
+def test_every_flipped_bit_in_a_statement_is_refused(harness: TrustHarness) -> None:
+    """Whatever bit changes on the way, the error is our own."""
+    store = refreshed(harness)
+    raw = harness.state(counter=5, digest="0" * 64)
     for at in range(len(raw)):
         with pytest.raises((TrustError, MalformedMessage)):
             store.verify_statement(flipped(raw, at, at % 8), DEVICE, for_install=False)
 
 
-def test_every_cut_statement_is_refused(world: TrustHarness) -> None:
+def test_truncated_statement_is_refused(harness: TrustHarness) -> None:
     """Each prefix of a good statement, and a good one with trailing bytes, is malformed."""
-    store = refreshed(world)
-    raw = world.state(counter=5)
+    store = refreshed(harness)
+    raw = harness.state(counter=5)
     for bad in (*(raw[:length] for length in range(len(raw))), raw + b"\0", b"\0" * (LIMITS.message_bytes + 1)):
         with pytest.raises(MalformedMessage):
             store.verify_statement(bad, DEVICE, for_install=False)
 
 
-def resigned(world: TrustHarness, change: Callable[[Signed], Signed]) -> bytes:
-    return messages.encode(change(messages.decode(world.state(counter=5), Signed)))
+def resigned(harness: TrustHarness, change: Callable[[Signed], Signed]) -> bytes:
+    return messages.encode(change(messages.decode(harness.state(counter=5), Signed)))
 
 
 def stranger(signed: Signed) -> Signed:
@@ -217,32 +217,34 @@ def borrowed_id(signed: Signed) -> Signed:
         (lambda signed: Signed(signed.payload + b" ", signed.signatures), "bad signature"),
     ],
 )
-def test_only_the_directors_signature_counts(world: TrustHarness, change: Callable[[Signed], Signed], why: str) -> None:
+def test_only_the_directors_signature_counts(
+    harness: TrustHarness, change: Callable[[Signed], Signed], why: str
+) -> None:
     """C10: stripped, foreign, borrowed, empty and repeated signatures are refused, each with its own reason."""
-    store = refreshed(world)
+    store = refreshed(harness)
     with pytest.raises(TrustError, match=why):
-        store.verify_statement(resigned(world, change), DEVICE, for_install=False)
+        store.verify_statement(resigned(harness, change), DEVICE, for_install=False)
 
 
 @pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
-def test_no_other_role_may_speak_for_the_director(world: TrustHarness, role: str) -> None:
-    """A stolen snapshot or timestamp key, or even the release key, states nothing."""
-    store = refreshed(world)
-    signer = CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
+def test_other_roles_cannot_sign_statements(harness: TrustHarness, role: str) -> None:
+    """Neither a stolen snapshot or timestamp key, nor even the release key."""
+    store = refreshed(harness)
+    signer = CryptoSigner(load_or_make_key(harness.folder / "repository" / "keys" / f"{role}.pem"))
 
     def by_role(signed: Signed) -> Signed:
         made = signer.sign(signed.payload)
         return Signed(signed.payload, (Signature(made.keyid, made.signature),))
 
     with pytest.raises(TrustError, match="not the director's"):
-        store.verify_statement(resigned(world, by_role), DEVICE, for_install=False)
+        store.verify_statement(resigned(harness, by_role), DEVICE, for_install=False)
 
 
-def test_an_expired_statement_is_kept_and_installs_nothing(world: TrustHarness) -> None:
-    """What runs by an expired statement goes on; nothing new is installed by it."""
-    store = refreshed(world)
-    raw = world.state(counter=5, lasts_s=60)
-    world.now += 61
+def test_expired_statement_is_kept_and_installs_nothing(harness: TrustHarness) -> None:
+    """What runs by an expired statement keeps running; nothing new is installed by it."""
+    store = refreshed(harness)
+    raw = harness.state(counter=5, lasts_s=60)
+    harness.now += 61
     with pytest.raises(TrustError, match="expired"):
         store.verify_statement(raw, DEVICE, for_install=True)
     assert store.verify_statement(raw, DEVICE, for_install=False).counter == 5
@@ -273,135 +275,137 @@ def lose(*names: str) -> Callable[[Path], None]:
         lose("cache", "proof.json"),
     ],
 )
-def test_older_metadata_is_refused_whatever_the_cache_lost(world: TrustHarness, fault: Callable[[Path], None]) -> None:
-    """A6: python-tuf forgets what it saw with its cache; our own record does not. The true repository goes on."""
-    world.add(1)
-    old = world.backup()
-    world.now += 60
-    newer = world.add(2)
-    refreshed(world)
-    fault(world.folder / DEVICE)
+def test_older_metadata_is_refused_without_the_cache(harness: TrustHarness, fault: Callable[[Path], None]) -> None:
+    """A6: python-tuf forgets versions with its cache; our own record does not. The genuine repository is still
+    accepted."""
+    harness.add(1)
+    old = harness.backup()
+    harness.now += 60
+    newer = harness.add(2)
+    refreshed(harness)
+    fault(harness.folder / DEVICE)
 
-    present = world.repository
-    world.repository = Repository(old, now=world.clock)
-    restarted = world.store()
+    present = harness.repository
+    harness.repository = Repository(old, now=harness.clock)
+    restarted = harness.store()
     with pytest.raises(TrustError):
-        restarted.refresh(world.fetch)
+        restarted.refresh(harness.fetch)
     with pytest.raises(LinkError):
-        restarted.manifest(newer, world.fetch)
+        restarted.manifest(newer, harness.fetch)
 
-    world.repository = present
-    restarted.refresh(world.fetch)
-    assert restarted.manifest(newer, world.fetch) == sample_release(2)[0]
+    harness.repository = present
+    restarted.refresh(harness.fetch)
+    assert restarted.manifest(newer, harness.fetch) == sample_release(2)[0]
 
 
-def test_a_planted_older_proof_is_not_used(world: TrustHarness) -> None:
+def test_planted_older_proof_is_refused(harness: TrustHarness) -> None:
     """Our own stored proof may not be older than our record either."""
-    raw = world.state(counter=1)
-    refreshed(world)
-    old = (world.folder / DEVICE / "proof.json").read_bytes()
-    world.now += 60
-    world.add()
-    refreshed(world)
-    (world.folder / DEVICE / "proof.json").write_bytes(old)
+    raw = harness.state(counter=1)
+    refreshed(harness)
+    old = (harness.folder / DEVICE / "proof.json").read_bytes()
+    harness.now += 60
+    harness.add()
+    refreshed(harness)
+    (harness.folder / DEVICE / "proof.json").write_bytes(old)
 
     with pytest.raises(LinkError, match="older"):
-        world.store().verify_statement(raw, DEVICE, for_install=False)
+        harness.store().verify_statement(raw, DEVICE, for_install=False)
 
 
-def test_a_restored_repository_goes_forward(world: TrustHarness) -> None:
-    """F4: yesterday's backup signs versions above all that devices saw since, because the clock went on."""
-    saved = world.backup()
+def test_restored_repository_is_accepted(harness: TrustHarness) -> None:
+    """F4: yesterday's backup signs versions above all that devices have seen since, because versions follow the
+    clock."""
+    saved = harness.backup()
     for version in range(1, 4):
-        world.now += 10
-        world.add(version)
-    store = refreshed(world)
+        harness.now += 10
+        harness.add(version)
+    store = refreshed(harness)
 
-    world.now += 10
-    world.restore(saved)
-    digest = world.add(9)
-    store.refresh(world.fetch)
+    harness.now += 10
+    harness.restore(saved)
+    digest = harness.add(9)
+    store.refresh(harness.fetch)
 
-    assert store.manifest(digest, world.fetch) == sample_release(9)[0]
+    assert store.manifest(digest, harness.fetch) == sample_release(9)[0]
 
 
 # Expiry and clocks
 
 
-def test_expired_metadata_keeps_and_installs_nothing(world: TrustHarness) -> None:
+def test_expired_metadata_installs_nothing_new(harness: TrustHarness) -> None:
     """C5, C7: a frozen timestamp ends installing after its week; what was installed still verifies."""
-    digest = world.add()
-    raw_statement = world.state(counter=5, digest=digest, lasts_s=30 * DAY)
-    store = refreshed(world)
-    raw = store.manifest(digest, world.fetch)
-    world.now += 8 * DAY
+    digest = harness.add()
+    raw_statement = harness.state(counter=5, digest=digest, lasts_s=30 * DAY)
+    store = refreshed(harness)
+    raw = store.manifest(digest, harness.fetch)
+    harness.now += 8 * DAY
 
     with pytest.raises(TrustError, match="expired"):
-        store.refresh(world.fetch)
+        store.refresh(harness.fetch)
     with pytest.raises(TrustError, match="expired"):
-        store.manifest(digest, world.fetch)
+        store.manifest(digest, harness.fetch)
     with pytest.raises(TrustError, match="expired"):
         store.verify_statement(raw_statement, DEVICE, for_install=True)
     assert store.verify_statement(raw_statement, DEVICE, for_install=False).counter == 5
-    assert verify_manifest(raw, store.proof(), world.bootstrap).model == "tiny@1"
+    assert verify_manifest(raw, store.proof(), harness.bootstrap).model == "tiny@1"
 
-    assert world.repository.refresh_timestamp()
-    store.refresh(world.fetch)
-    assert store.manifest(digest, world.fetch) == raw
+    assert harness.repository.refresh_timestamp()
+    store.refresh(harness.fetch)
+    assert store.manifest(digest, harness.fetch) == raw
 
 
 @pytest.mark.parametrize("years", [-10, 10])
-def test_a_wrong_clock_never_bricks(world: TrustHarness, years: int) -> None:
-    """C8: ten years off either way, what runs is kept; with the clock right again, all is as before."""
-    raw = world.state(counter=5)
-    refreshed(world).verify_statement(raw, DEVICE, for_install=True)
-    world.now = START + years * 365 * DAY
+def test_wrong_clock_keeps_the_running_release(harness: TrustHarness, years: int) -> None:
+    """C8: ten years off either way; with the clock right again, everything is as before."""
+    raw = harness.state(counter=5)
+    refreshed(harness).verify_statement(raw, DEVICE, for_install=True)
+    harness.now = START + years * 365 * DAY
 
-    device = world.store()
+    device = harness.store()
     assert device.verify_statement(raw, DEVICE, for_install=False).counter == 5
     if years > 0:
         with pytest.raises(TrustError):
-            device.refresh(world.fetch)
+            device.refresh(harness.fetch)
 
-    world.now = START
-    device.refresh(world.fetch)
+    harness.now = START
+    device.refresh(harness.fetch)
     assert device.verify_statement(raw, DEVICE, for_install=True).counter == 5
 
 
-def test_a_running_controller_keeps_its_metadata_fresh(world: TrustHarness) -> None:
-    """Called now and then, the controller signs anew what has passed half its life, and only that."""
-    assert not world.repository.refresh_timestamp()
-    store = refreshed(world)
+def test_controller_renews_metadata_past_half_its_life(harness: TrustHarness) -> None:
+    """And only that."""
+    assert not harness.repository.refresh_timestamp()
+    store = refreshed(harness)
     for _ in range(200):
-        world.now += 3 * DAY
-        world.repository.refresh_timestamp()
-        store.refresh(world.fetch)
+        harness.now += 3 * DAY
+        harness.repository.refresh_timestamp()
+        store.refresh(harness.fetch)
 
 
 # Bytes that are not what was signed
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets", "releases"])
-def test_flipped_bits_on_the_way_are_noticed(world: TrustHarness, name: str) -> None:
-    """A bit flipped anywhere in metadata or manifest installs nothing."""
-    digest = world.add()
-    length = len(next(raw for raw in served(world, digest) if raw[0].find(name) >= 0)[1])
+def test_flipped_bits_in_transit_install_nothing(harness: TrustHarness, name: str) -> None:
+    """Anywhere in metadata or manifest."""
+    digest = harness.add()
+    length = len(next(raw for raw in served(harness, digest) if raw[0].find(name) >= 0)[1])
     for at in range(0, length, 7):
-        store = TrustStore(world.folder / f"{name}-{at}", world.bootstrap, now=world.clock)
-        world.twist = lambda path, raw, at=at: flipped(raw, at, at % 7) if name in path else raw  # type: ignore[misc]
+        store = TrustStore(harness.folder / f"{name}-{at}", harness.bootstrap, now=harness.clock)
+        harness.twist = lambda path, raw, at=at: flipped(raw, at, at % 7) if name in path else raw  # type: ignore[misc]
         with suppress(EdgeError):  # a bit of the unsigned envelope may differ; what is signed may not
-            store.refresh(world.fetch)
-            assert store.manifest(digest, world.fetch) == sample_release()[0]
+            store.refresh(harness.fetch)
+            assert store.manifest(digest, harness.fetch) == sample_release()[0]
             assert name == "timestamp"  # everything else is bound by a hash
 
 
-def served(world: TrustHarness, digest: str) -> list[tuple[str, bytes]]:
+def served(harness: TrustHarness, digest: str) -> list[tuple[str, bytes]]:
     """What a cold device fetches."""
     seen: list[tuple[str, bytes]] = []
-    store = TrustStore(world.folder / "probe", world.bootstrap, now=world.clock)
+    store = TrustStore(harness.folder / "probe", harness.bootstrap, now=harness.clock)
 
     def fetch(path: str, max_bytes: int) -> bytes:
-        raw = world.repository.read(path)
+        raw = harness.repository.read(path)
         seen.append((path, raw))
         return raw
 
@@ -410,11 +414,11 @@ def served(world: TrustHarness, digest: str) -> list[tuple[str, bytes]]:
     return seen
 
 
-def test_a_forged_next_root_is_refused(world: TrustHarness) -> None:
-    """A root signed by a stranger, by nobody, or with a flipped bit is not followed."""
-    good = Metadata[Root].from_bytes(world.bootstrap)
+def test_forged_next_root_is_refused(harness: TrustHarness) -> None:
+    """A root signed by a foreign key, without a signature, or with a flipped bit is not followed."""
+    good = Metadata[Root].from_bytes(harness.bootstrap)
     good.signed.version = 2
-    good.sign(CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / "root.pem")))
+    good.sign(CryptoSigner(load_or_make_key(harness.folder / "repository" / "keys" / "root.pem")))
     raw = good.to_bytes()
     stranger_signed = Metadata(good.signed)
     stranger_signed.sign(CryptoSigner.generate_ed25519())
@@ -425,49 +429,49 @@ def test_a_forged_next_root_is_refused(world: TrustHarness) -> None:
         b"{}",
         b"",
     ):
-        device = TrustStore(world.folder / "fresh", world.bootstrap, now=world.clock)
+        device = TrustStore(harness.folder / "fresh", harness.bootstrap, now=harness.clock)
         with pytest.raises(TrustError):
-            device.refresh(with_root(world, bad))
-    device.refresh(with_root(world, raw))
+            device.refresh(with_root(harness, bad))
+    device.refresh(with_root(harness, raw))
     assert "2.root.json" in device.proof()
 
 
-def with_root(world: TrustHarness, raw: bytes) -> Callable[[str, int], bytes]:
-    return lambda path, most: raw if path == "metadata/2.root.json" else world.fetch(path, most)
+def with_root(harness: TrustHarness, raw: bytes) -> Callable[[str, int], bytes]:
+    return lambda path, most: raw if path == "metadata/2.root.json" else harness.fetch(path, most)
 
 
-def test_a_release_that_is_not_listed_is_refused(world: TrustHarness) -> None:
-    """The manifest of a release that the release key never signed is not even asked for."""
-    store = refreshed(world)
-    world.fetched.clear()
+def test_unlisted_release_is_refused(harness: TrustHarness) -> None:
+    """The manifest of a release that the release key never signed is not even requested."""
+    store = refreshed(harness)
+    harness.fetched.clear()
     with pytest.raises(TrustError, match="not one that the release key signed"):
-        store.manifest("0" * 64, world.fetch)
+        store.manifest("0" * 64, harness.fetch)
     with pytest.raises(MalformedMessage):
-        store.manifest("../../etc/passwd", world.fetch)
-    assert world.fetched == []
+        store.manifest("../../etc/passwd", harness.fetch)
+    assert harness.fetched == []
 
 
-def test_another_releases_manifest_is_refused(world: TrustHarness) -> None:
+def test_manifest_of_another_release_is_refused(harness: TrustHarness) -> None:
     """C4: one signed manifest does not pass for another."""
-    first, second = world.add(1), world.add(2)
-    store = refreshed(world)
-    world.twist = lambda path, raw: raw if second in path or "metadata" in path else sample_release(2)[0]
+    first, second = harness.add(1), harness.add(2)
+    store = refreshed(harness)
+    harness.twist = lambda path, raw: raw if second in path or "metadata" in path else sample_release(2)[0]
     with pytest.raises(TrustError):
-        store.manifest(first, world.fetch)
+        store.manifest(first, harness.fetch)
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets.json", "2.root", "releases"])
-def test_over_long_answers_are_cut_off(world: TrustHarness, name: str) -> None:
-    """B8: more bytes than allowed are refused, and the transport is told the bound beforehand."""
-    digest = world.add()
-    store = world.store()
+def test_oversized_answers_are_refused(harness: TrustHarness, name: str) -> None:
+    """B8: more bytes than allowed are refused, and the transport is given the bound beforehand."""
+    digest = harness.add()
+    store = harness.store()
     bounds: list[int] = []
 
     def fetch(path: str, most: int) -> bytes:
         if name in path:
             bounds.append(most)
             return b" " * (most + 1)
-        return world.fetch(path, most)
+        return harness.fetch(path, most)
 
     with pytest.raises(TrustError):
         store.refresh(fetch)
@@ -475,8 +479,8 @@ def test_over_long_answers_are_cut_off(world: TrustHarness, name: str) -> None:
     assert 0 < bounds[0] <= LIMITS.metadata_bytes
 
 
-def test_deep_and_huge_metadata_is_refused(world: TrustHarness) -> None:
-    """Nesting and numbers beyond reason are refused, not crashed on."""
+def test_deep_and_huge_metadata_is_refused(harness: TrustHarness) -> None:
+    """Excessive nesting and numbers are refused, not crashed on."""
     for bomb in (
         b"[" * 10_000,
         b'{"signed":' * 5_000,
@@ -485,27 +489,27 @@ def test_deep_and_huge_metadata_is_refused(world: TrustHarness) -> None:
         b"null",
         b"[]",
     ):
-        world.twist = lambda path, raw, bomb=bomb: bomb if "timestamp" in path else raw  # type: ignore[misc]
+        harness.twist = lambda path, raw, bomb=bomb: bomb if "timestamp" in path else raw  # type: ignore[misc]
         with pytest.raises(TrustError):
-            world.store().refresh(world.fetch)
+            harness.store().refresh(harness.fetch)
 
 
 @pytest.mark.parametrize("failure", [LinkError("gone"), FileNotFoundError(), TimeoutError("slow"), ConnectionError()])
-def test_a_lost_link_is_never_a_matter_of_trust(world: TrustHarness, failure: Exception) -> None:
-    """Whatever the link does, the answer is: try again. What was trusted stays."""
-    digest = world.add()
-    store = refreshed(world)
-    world.now += 60
-    world.add(2)
+def test_link_failure_is_a_link_error(harness: TrustHarness, failure: Exception) -> None:
+    """Whatever the link does, a retry may succeed. What was trusted stays."""
+    digest = harness.add()
+    store = refreshed(harness)
+    harness.now += 60
+    harness.add(2)
 
     def broken(path: str, most: int) -> bytes:
         if "snapshot" in path:
             raise failure
-        return world.fetch(path, most)
+        return harness.fetch(path, most)
 
     with pytest.raises(LinkError):
         store.refresh(broken)
-    assert store.manifest(digest, world.fetch) == sample_release()[0]
+    assert store.manifest(digest, harness.fetch) == sample_release()[0]
 
 
 # Spoiled disks
@@ -530,51 +534,51 @@ def spoilings() -> list[tuple[str, Callable[[Path], None]]]:
 
 @pytest.mark.parametrize("file", CACHED)
 @pytest.mark.parametrize(("how", "spoil"), spoilings())
-def test_a_spoiled_cache_recovers(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+def test_corrupt_tuf_cache_recovers(harness: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """A5: any file of TUF's cache missing, empty, cut or random: the next refresh repairs it."""
-    refreshed(world)
-    world.now += 60
-    digest = world.add(2)
-    path = world.folder / DEVICE / "cache" / file
+    refreshed(harness)
+    harness.now += 60
+    digest = harness.add(2)
+    path = harness.folder / DEVICE / "cache" / file
     if not path.exists():
         path.write_bytes(b"{}")
     spoil(path)
 
-    store = refreshed(world)
+    store = refreshed(harness)
 
-    assert store.manifest(digest, world.fetch) == sample_release(2)[0]
+    assert store.manifest(digest, harness.fetch) == sample_release(2)[0]
 
 
 @pytest.mark.parametrize("file", ["proof.json", "counters.json"])
 @pytest.mark.parametrize(("how", "spoil"), spoilings()[:4])
-def test_our_own_spoiled_files_recover(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
-    """Our own files are written durably; should the disk spoil them all the same, a refresh mends them."""
-    refreshed(world).verify_statement(world.state(counter=5), DEVICE, for_install=True)
-    spoil(world.folder / DEVICE / file)
+def test_corrupt_trust_files_recover(harness: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+    """Our own files are written durably; should the disk corrupt them all the same, a refresh repairs them."""
+    refreshed(harness).verify_statement(harness.state(counter=5), DEVICE, for_install=True)
+    spoil(harness.folder / DEVICE / file)
 
-    assert refreshed(world).verify_statement(world.state(counter=6), DEVICE, for_install=True).counter == 6
+    assert refreshed(harness).verify_statement(harness.state(counter=6), DEVICE, for_install=True).counter == 6
 
 
-def test_counters_are_on_disk_before_a_statement_is_obeyed(
-    world: TrustHarness, monkeypatch: pytest.MonkeyPatch
+def test_counters_are_durable_before_a_statement_is_accepted(
+    harness: TrustHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement whose counter cannot be written is not accepted."""
-    store = refreshed(world)
+    store = refreshed(harness)
 
     def full(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("edgesplit.trust.store.write_durably", full)
     with pytest.raises(OSError, match="space"):
-        store.verify_statement(world.state(counter=5), DEVICE, for_install=True)
+        store.verify_statement(harness.state(counter=5), DEVICE, for_install=True)
 
 
 # Keys that change
 
 
-def rotate(world: TrustHarness, *roles: str) -> None:
+def rotate(harness: TrustHarness, *roles: str) -> None:
     """Root version 2, in which these roles have new keys; the repository's key folder knows them too."""
-    folder = world.folder / "repository"
+    folder = harness.folder / "repository"
     root = Metadata[Root].from_bytes((folder / "metadata" / "1.root.json").read_bytes())
     table = msgspec.json.decode((folder / "keys" / "keys.json").read_bytes())
     for role in roles:
@@ -590,44 +594,44 @@ def rotate(world: TrustHarness, *roles: str) -> None:
     (folder / "metadata" / "2.root.json").write_bytes(root.to_bytes())
 
 
-def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: TrustHarness) -> None:
-    """C6: a thief of the online keys counts years ahead; a root with new keys starts the count anew."""
-    honest = world.backup()
-    world.now = START + 9 * 365 * DAY
-    world.repository.refresh_timestamp()
-    world.now = START
-    refreshed(world)
+def test_fast_forward_attack_is_recovered_by_new_keys(harness: TrustHarness) -> None:
+    """C6: a thief of the online keys signs versions years ahead; a root with new keys resets the versions."""
+    honest = harness.backup()
+    harness.now = START + 9 * 365 * DAY
+    harness.repository.refresh_timestamp()
+    harness.now = START
+    refreshed(harness)
 
-    world.restore(honest)
+    harness.restore(honest)
     with pytest.raises(TrustError):
-        refreshed(world)
-    rotate(world, "timestamp", "snapshot", "targets")
-    digest = world.add()
+        refreshed(harness)
+    rotate(harness, "timestamp", "snapshot", "targets")
+    digest = harness.add()
 
-    store = refreshed(world)
+    store = refreshed(harness)
     assert store.proof().keys() == {"1.root.json", "2.root.json", "targets.json"}
-    assert store.manifest(digest, world.fetch) == sample_release()[0]
+    assert store.manifest(digest, harness.fetch) == sample_release()[0]
 
 
-def test_a_withheld_new_root_is_noticed(world: TrustHarness) -> None:
-    """Once a device has seen root 2, a broker that hides it cannot make the device believe root 1's keys again."""
-    backup = world.backup()
-    rotate(world, "timestamp")
-    world.now += 60
-    world.add()
-    refreshed(world)
-    shutil.rmtree(world.folder / DEVICE / "cache")
+def test_withheld_root_does_not_bring_back_old_keys(harness: TrustHarness) -> None:
+    """Once a device has seen root 2, a broker that hides it cannot make the device trust root 1's keys again."""
+    backup = harness.backup()
+    rotate(harness, "timestamp")
+    harness.now += 60
+    harness.add()
+    refreshed(harness)
+    shutil.rmtree(harness.folder / DEVICE / "cache")
 
-    world.repository = Repository(backup, now=world.clock)
+    harness.repository = Repository(backup, now=harness.clock)
     with pytest.raises(TrustError, match="root version 1 is older than 2"):
-        refreshed(world)
+        refreshed(harness)
 
 
-def test_statement_and_metadata_cannot_be_taken_for_each_other(world: TrustHarness) -> None:
+def test_statements_and_metadata_have_disjoint_formats(harness: TrustHarness) -> None:
     """What the director signs is MessagePack, what TUF signs is JSON: no bytes are both."""
-    payload = messages.decode(world.state(counter=5), Signed).payload
+    payload = messages.decode(harness.state(counter=5), Signed).payload
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(payload)
-    signed = Metadata.from_bytes(world.repository.read("metadata/timestamp.json")).signed_bytes
+    signed = Metadata.from_bytes(harness.repository.read("metadata/timestamp.json")).signed_bytes
     with pytest.raises(msgspec.MsgspecError):
         msgspec.msgpack.decode(signed, type=Statement)

@@ -1,4 +1,4 @@
-"""Bundles: what a device takes from a stick, and what no stick can make it do."""
+"""Offline bundles: what a device installs from a USB stick, and what no stick can make it do."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ def fleet(tmp_path: Path) -> BundleHarness:
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
-def test_a_device_without_a_network_has_its_release_from_a_bundle(
-    fleet: BundleHarness, tmp_path: Path, name: str
-) -> None:
-    """Verified by its own root, whole, staged for its next start; its statement is kept for then."""
+def test_device_without_a_network_installs_from_a_bundle(fleet: BundleHarness, tmp_path: Path, name: str) -> None:
+    """Verified against its own root, complete, staged for its next start; its statement is kept for then."""
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / name)
     folder, _ = fleet.device_folder()
@@ -49,8 +47,8 @@ def test_a_device_without_a_network_has_its_release_from_a_bundle(
     assert current is not None and (current.counter, current.statement) == (101, fleet.statement)
 
 
-def test_taking_it_again_copies_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
-    """What is here is not copied, of a newer release only what differs."""
+def test_applying_a_bundle_again_copies_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
+    """Existing chunks are not copied; of a newer release only the difference is."""
     fleet.deploy(1)
     copied: list[int] = []
 
@@ -68,8 +66,8 @@ def test_taking_it_again_copies_nothing(fleet: BundleHarness, tmp_path: Path) ->
     assert max(copied) == len(b"tail graph 2")
 
 
-def test_an_older_bundle_takes_no_device_back(fleet: BundleHarness, tmp_path: Path) -> None:
-    """Neither by its statement nor by its metadata, also after a restart."""
+def test_older_bundle_is_refused(fleet: BundleHarness, tmp_path: Path) -> None:
+    """Neither its statement nor its metadata roll a device back, also after a restart."""
     fleet.deploy(1)
     old = fleet.bundle(tmp_path / "old")
     fleet.world.now += 10
@@ -86,8 +84,8 @@ def test_an_older_bundle_takes_no_device_back(fleet: BundleHarness, tmp_path: Pa
     assert fleet.is_staged(newer)
 
 
-def test_an_expired_bundle_installs_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
-    """Until when it does, it says."""
+def test_expired_bundle_installs_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
+    """The error says until when it was valid."""
     fleet.deploy(1, lasts_s=30 * DAY)
     bundle = fleet.bundle(tmp_path / "stick")
     folder, _ = fleet.device_folder()
@@ -97,7 +95,7 @@ def test_an_expired_bundle_installs_nothing(fleet: BundleHarness, tmp_path: Path
     assert stored_releases(folder.releases) == []
 
 
-def test_another_fleets_bundle_is_not_believed(fleet: BundleHarness, tmp_path: Path) -> None:
+def test_bundle_of_another_fleet_is_refused(fleet: BundleHarness, tmp_path: Path) -> None:
     """However well it is signed."""
     fleet.deploy(1)
     other = BundleHarness(tmp_path, "other")
@@ -108,8 +106,8 @@ def test_another_fleets_bundle_is_not_believed(fleet: BundleHarness, tmp_path: P
     assert stored_releases(folder.releases) == [] and not folder.chunks.exists()
 
 
-def test_another_devices_statement_is_not_obeyed(fleet: BundleHarness, tmp_path: Path) -> None:
-    """Also where it lies under this device's name."""
+def test_statement_of_another_device_is_refused(fleet: BundleHarness, tmp_path: Path) -> None:
+    """Also if it lies under this device's name."""
     fleet.deploy(1, "cam-2")
     bundle = fleet.bundle(tmp_path / "stick")
     with pytest.raises(UsageError, match="nothing for cam-1"):
@@ -170,7 +168,7 @@ def _no_metadata(bundle: Path) -> None:
         (_no_metadata, LinkError),
     ],
 )  # fmt: skip
-def test_a_spoilt_or_hostile_bundle_installs_nothing(
+def test_damaged_or_hostile_bundle_installs_nothing(
     fleet: BundleHarness, tmp_path: Path, spoil: Callable[[Path], None], kind: type[EdgeError]
 ) -> None:
     """And nothing outside of it is read."""
@@ -184,8 +182,8 @@ def test_a_spoilt_or_hostile_bundle_installs_nothing(
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../b", "a//b", "", ".x", "a\0b", "a\nb", "x" * 999])
-def test_no_name_leads_out_of_a_bundle(fleet: BundleHarness, tmp_path: Path, path: str) -> None:
-    """Whoever asks for it."""
+def test_names_cannot_leave_the_bundle(fleet: BundleHarness, tmp_path: Path, path: str) -> None:
+    """For every reader of a bundle."""
     fleet.deploy(1)
     source = FolderReader(fleet.bundle(tmp_path / "stick"))
     with pytest.raises(TrustError):
@@ -193,8 +191,8 @@ def test_no_name_leads_out_of_a_bundle(fleet: BundleHarness, tmp_path: Path, pat
     source.close()
 
 
-def test_members_of_a_tar_file_that_are_no_files_of_ours_do_not_count(tmp_path: Path, fleet: BundleHarness) -> None:
-    """Links, devices, paths that lead elsewhere; and of two with one name the first."""
+def test_irregular_tar_members_are_ignored(tmp_path: Path, fleet: BundleHarness) -> None:
+    """Links, devices, paths that lead elsewhere; and of two with one name the first counts."""
     fleet.deploy(1)
     good = fleet.bundle(tmp_path / "good.tar")
     hostile = tmp_path / "hostile.tar"
@@ -216,7 +214,7 @@ def test_members_of_a_tar_file_that_are_no_files_of_ours_do_not_count(tmp_path: 
 
 
 @pytest.mark.parametrize("keep", [0, 300, 5_000, 0.5])
-def test_a_tar_file_that_is_cut_off_is_refused(fleet: BundleHarness, tmp_path: Path, keep: float) -> None:
+def test_truncated_tar_file_is_refused(fleet: BundleHarness, tmp_path: Path, keep: float) -> None:
     """At whatever byte."""
     fleet.deploy(1)
     raw = fleet.bundle(tmp_path / "whole.tar").read_bytes()
@@ -226,10 +224,8 @@ def test_a_tar_file_that_is_cut_off_is_refused(fleet: BundleHarness, tmp_path: P
         fleet.apply(cut)
 
 
-def test_a_stick_that_is_pulled_is_gone_on_with(
-    fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was copied stays, and is not copied again."""
+def test_removed_stick_is_resumed(fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied chunks stay, and are not copied again."""
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     read, chunks = FolderReader.read, [0]
@@ -255,8 +251,8 @@ def test_a_stick_that_is_pulled_is_gone_on_with(
     assert max(copied) < sum(map(len, fleet.chunks.values()))
 
 
-def test_without_room_not_a_byte_is_copied(fleet: BundleHarness, tmp_path: Path) -> None:
-    """The quota and the disk are looked at for all of it together."""
+def test_without_room_no_byte_is_copied(fleet: BundleHarness, tmp_path: Path) -> None:
+    """Quota and disk are checked for the whole bundle first."""
     fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     folder, _ = fleet.device_folder()
@@ -265,16 +261,16 @@ def test_without_room_not_a_byte_is_copied(fleet: BundleHarness, tmp_path: Path)
     assert [path for path in folder.chunks.rglob("*") if path.is_file()] == []
 
 
-def test_what_is_not_in_the_bundle_is_left_to_the_network(fleet: BundleHarness, tmp_path: Path) -> None:
-    """A bundle of one model is no reason to fail for another."""
+def test_release_missing_from_the_bundle_is_left_to_the_network(fleet: BundleHarness, tmp_path: Path) -> None:
+    """A bundle of one model does not fail for another."""
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     shutil.rmtree(bundle / "targets")
     assert release[:12] in fleet.apply(bundle)
 
 
-def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleHarness, tmp_path: Path) -> None:
-    """Its index comes last; making it again goes on, and drops what is of the older one."""
+def test_bundle_index_is_written_last(fleet: BundleHarness, tmp_path: Path) -> None:
+    """Making it again resumes, and removes what belongs to the older one."""
     fleet.deploy(1)
     stick = tmp_path / "stick"
     (stick / "photos").mkdir(parents=True)
@@ -300,10 +296,10 @@ def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleHarness, tmp_path:
     assert len(list((stick / "targets" / "releases").iterdir())) == 1
 
 
-def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
+def test_refused_bundle_keeps_the_existing_one(
     fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is as good as it was."""
+    """Unchanged and usable."""
     fleet.deploy(1)
     stick = fleet.bundle(tmp_path / "stick")
 
@@ -318,8 +314,8 @@ def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "stick"]
 
 
-def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleHarness, tmp_path: Path) -> None:
-    """It keeps no model's release from being taken."""
+def test_agent_release_is_left_to_a_running_agent(fleet: BundleHarness, tmp_path: Path) -> None:
+    """It does not keep a model's release from being installed."""
     model = fleet.deploy(1)
     fleet.deploy_agent(AgentRelease("0.3.0"), beside=model)
     lacking = fleet.apply(fleet.bundle(tmp_path / "stick"))
@@ -327,12 +323,12 @@ def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleHarness, tm
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
-def test_the_kit_goes_beside_the_releases(fleet: BundleHarness, tmp_path: Path, name: str) -> None:
-    """As the folder `edgesplit`, which a stick and a card have alike; a bundle without one has it no more."""
+def test_installer_kit_lies_beside_the_releases(fleet: BundleHarness, tmp_path: Path, name: str) -> None:
+    """As the folder `edgesplit`, the same on a stick and a card; a bundle made without the kit removes it."""
     fleet.deploy(1)
-    files = {one: tmp_path / one for one in ("install.sh", "kit.json")}
-    for one, path in files.items():
-        path.write_text(one)
+    files = {file: tmp_path / file for file in ("install.sh", "kit.json")}
+    for file, path in files.items():
+        path.write_text(file)
     to = tmp_path / name
     asked = BundleRequest(devices=("cam-1",), kit=files, kit_for="Python 3.11 on aarch64")
     with open_sink(to) as opened:
@@ -347,8 +343,8 @@ def test_the_kit_goes_beside_the_releases(fleet: BundleHarness, tmp_path: Path, 
     source.close()
 
 
-def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleHarness, tmp_path: Path) -> None:
-    """Nor anything beside it."""
+def test_unfinished_tar_file_is_removed(fleet: BundleHarness, tmp_path: Path) -> None:
+    """With its temporary files."""
     fleet.deploy(1)
     fleet.chunks = dict.fromkeys(fleet.chunks, b"wrong")
     with pytest.raises(LinkError, match="whole"):
@@ -356,8 +352,8 @@ def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleHarness, tmp
     assert list(tmp_path.glob("*.tar*")) == []
 
 
-def test_chunks_that_come_spoilt_are_not_written(fleet: BundleHarness, tmp_path: Path) -> None:
-    """What a device would refuse is found where it can be mended."""
+def test_corrupt_chunks_are_not_written_to_a_bundle(fleet: BundleHarness, tmp_path: Path) -> None:
+    """What a device would refuse is found where it can be repaired."""
     fleet.deploy(1)
     fleet.chunks = {sha256: b"?" * len(data) for sha256, data in fleet.chunks.items()}
     with pytest.raises(LinkError, match="as it was signed"):
@@ -365,10 +361,10 @@ def test_chunks_that_come_spoilt_are_not_written(fleet: BundleHarness, tmp_path:
     assert not (tmp_path / "stick" / "chunks").exists()
 
 
-def test_a_medium_without_room_is_told_before_anything_is_written(
+def test_full_medium_is_reported_before_writing(
     fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what is missing on it."""
+    """With the missing amount."""
     fleet.deploy(1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
     with pytest.raises(UsageError, match="no room"):
@@ -376,8 +372,8 @@ def test_a_medium_without_room_is_told_before_anything_is_written(
     assert list((tmp_path / "stick").iterdir()) == []
 
 
-def test_files_of_an_answer_lie_in_the_bundle_and_nowhere_else(fleet: BundleHarness, tmp_path: Path) -> None:
-    """A controller that lies writes no other file."""
+def test_controller_cannot_write_outside_the_bundle(fleet: BundleHarness, tmp_path: Path) -> None:
+    """A lying controller writes no other file."""
     fleet.deploy(1)
     for path in ("../x", "metadata/../../x", "bundle.json", "chunks/aa/x", "/etc/x", "metadata/.x", "metadata//x"):
         honest = BundleHarness.post(fleet, "")
@@ -386,7 +382,7 @@ def test_files_of_an_answer_lie_in_the_bundle_and_nowhere_else(fleet: BundleHarn
             make_bundle(fleet, BundleRequest(devices=("cam-1",)), opened, lambda done, of: None)
 
 
-def test_a_target_that_is_something_else_is_not_overwritten(tmp_path: Path) -> None:
+def test_target_of_another_kind_is_not_overwritten(tmp_path: Path) -> None:
     """A file where a folder is meant, and the other way round."""
     (tmp_path / "file").touch()
     (tmp_path / "folder.tar").mkdir()
@@ -396,8 +392,8 @@ def test_a_target_that_is_something_else_is_not_overwritten(tmp_path: Path) -> N
     check_target(tmp_path / "new")
 
 
-def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleHarness, tmp_path: Path) -> None:
-    """And says whether it would be taken, by what the device trusts."""
+def test_inspecting_a_bundle_changes_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
+    """It reports whether the bundle would be accepted, by the device's trust store."""
     fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     folder, _ = fleet.device_folder()
@@ -415,8 +411,8 @@ def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleHarness, tm
     assert not any("\x1b" in line for line in shown) and any("?[2Jx" in line for line in shown)
 
 
-def test_an_agent_at_rest_is_left_to_start_as_it_would(fleet: BundleHarness, tmp_path: Path) -> None:
-    """No start is counted, and what ran before is not forgotten, also where current.json is lost."""
+def test_stopped_agents_state_is_unchanged_by_a_bundle(fleet: BundleHarness, tmp_path: Path) -> None:
+    """No start is counted, and the active releases are not lost, also where current.json is."""
     first = fleet.deploy(1)
     folder, _ = fleet.device_folder()
     fleet.apply(fleet.bundle(tmp_path / "stick"))
@@ -442,8 +438,8 @@ class FakeReconciler:
         self.bundle_status = BundleStatus(number, "taking")
 
 
-def test_an_agent_that_runs_is_asked_by_a_file_in_its_own_folder(tmp_path: Path) -> None:
-    """Once for each wish; the file stays until it came true or never will, so that a restart goes on."""
+def test_running_agent_is_asked_through_a_request_file(tmp_path: Path) -> None:
+    """Once per request; the file stays until it succeeded or finally failed, so that a restart resumes it."""
     file, updater = tmp_path / "bundle.json", FakeReconciler()
     watch = request.BundleWatch(file, updater)
     watch.poll()
@@ -466,7 +462,7 @@ def test_an_agent_that_runs_is_asked_by_a_file_in_its_own_folder(tmp_path: Path)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"number": "1", "path": "relative"}', b"\xff" * 10_000])
-def test_a_wish_that_is_none_is_passed_over(tmp_path: Path, raw: bytes) -> None:
+def test_malformed_request_file_is_ignored(tmp_path: Path, raw: bytes) -> None:
     """Nothing is read by it."""
     (tmp_path / "bundle.json").write_bytes(raw)
     assert request.read(tmp_path / "bundle.json") is None

@@ -29,7 +29,7 @@ from edgesplit.oip.report import Report
 from edgesplit.plan import Power
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.main import _parser
+from edgesplit_agent.main import build_parser
 from edgesplit_agent.power.energy_model import EnergyMeter
 from edgesplit_agent.serving.accounting import RequestAccounting
 from edgesplit_agent.serving.direct_access import DirectAccess, LaneConditions, reason_against
@@ -84,14 +84,14 @@ def laned(*rows: Any) -> Any:
         ({"settled": False}, "on trial"),
     ],
 )
-def test_a_lane_is_granted_only_where_nothing_is_decided(changed: dict[str, Any], why: str) -> None:
+def test_lane_is_granted_only_if_no_decision_is_needed(changed: dict[str, Any], why: str) -> None:
     """One way to answer, one model, no budget, no trial, no traces, and an operator who allows it."""
     said = reason_against(laned(TWO_SLICES), dataclasses.replace(USUAL, **changed))
     assert why in said and bool(said) == bool(why)
 
 
-def test_a_plan_that_may_offload_has_no_lanes() -> None:
-    """Unless its operator has forced the device's own row; and models in the agent's own process have none."""
+def test_no_lane_for_a_plan_that_may_offload() -> None:
+    """Unless its operator has forced the local row; models in the agent's own process have none either."""
     assert "several rows" in reason_against(laned(TWO_SLICES, REMOTE), USUAL)
     assert "agent's own process" in reason_against(active(TWO_SLICES), USUAL)
     forced = laned(TWO_SLICES, REMOTE)
@@ -99,15 +99,15 @@ def test_a_plan_that_may_offload_has_no_lanes() -> None:
     assert reason_against(forced, USUAL) == ""
 
 
-def test_the_operator_may_switch_them_off() -> None:
+def test_operator_can_disable_lanes() -> None:
     """`--no-direct-access`; without it they are granted."""
     for words, lanes in ([], True), (["--no-direct-access"], False):
-        assert _parser().parse_args(["run", "--data", "d", *words]).direct_access is lanes
+        assert build_parser().parse_args(["run", "--data", "d", *words]).direct_access is lanes
 
 
-def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
-    """Each answer is a report, with the joules that the plan's figures make of its seconds; failures are the release's
-    own; what slices took is learnt."""
+def test_lane_requests_are_reported_like_all_requests() -> None:
+    """Each answer gives a report, with the joules that the plan's figures make of its seconds; failures count for the
+    release, and slice times are learnt."""
     power = Power(idle_watts=2.0, busy_watts=5.0)
     release = laned(TWO_SLICES)
     release = dataclasses.replace(release, plan=msgspec.structs.replace(release.plan, power=power))
@@ -124,11 +124,11 @@ def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
     assert kept.records == []
     accounting.deliver()
     told = [record.outcome for record in kept.records if isinstance(record.outcome, Report)]
-    assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
+    assert [(report.release, report.row, report.latency_s, report.device_s) for report in told] == [
         (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
     ]  # fmt: skip
-    assert [one.joules for one in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
-    assert {one.joules_basis for one in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
+    assert [report.joules for report in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
+    assert {report.joules_basis for report in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
     own = [error for record in kept.records for error in record.device_runs]
     assert own[0] is None and isinstance(own[1], InferenceFailed) and len(own) == 2
     assert [record.timing.seconds for record in kept.records if record.timing] == [{"a": 0.02, "b": 0.01}]
@@ -137,12 +137,17 @@ def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
 # What lies where
 
 
-def test_tensors_lie_apart_and_aligned() -> None:
-    """Inputs first, then outputs, each where an engine reads it in place; a size that only a run tells has no place."""
+def test_tensor_places_are_disjoint_and_aligned() -> None:
+    """Inputs first, then outputs, each where an engine reads it in place; an output whose size is known only after a
+    run has no place."""
     specs = [TensorSpec("a", "UINT8", (3,)), TensorSpec("b", "FP32", (2, 2)), TensorSpec("c", "BOOL", ())]
     placed = layout_tensors(specs, 64)
     assert placed is not None
-    assert [(one.name, one.offset, one.bytes) for one in placed[0]] == [("a", 64, 3), ("b", 128, 16), ("c", 192, 1)]
+    assert [(place.name, place.offset, place.bytes) for place in placed[0]] == [
+        ("a", 64, 3),
+        ("b", 128, 16),
+        ("c", 192, 1),
+    ]
     assert placed[1] == 256
     for shape, datatype in ((-1, 3), "FP32"), ((2,), "BYTES"), ((2,), "FP3"), ((2**40,), "FP32"), ((0,), "FP32"):
         assert layout_tensors([TensorSpec("x", datatype, shape)], 0) is None  # type: ignore[arg-type]
@@ -159,8 +164,8 @@ def test_tensors_lie_apart_and_aligned() -> None:
         {"outputs": (LaneTensor("y", "BYTES", (1,), 64),)},
     ],
 )
-def test_a_grant_of_places_that_are_none_is_refused(spoilt: dict[str, Any]) -> None:
-    """A client maps nothing that an agent which has gone mad tells it."""
+def test_grant_with_invalid_places_is_refused(spoilt: dict[str, Any]) -> None:
+    """A client maps nothing that lies outside of the segment, whatever an agent sends."""
     good = grant()
     assert good.is_valid and not msgspec.structs.replace(good, **spoilt).is_valid
 
@@ -172,7 +177,7 @@ def words() -> LaneSharedState:
     return LaneSharedState(memoryview(bytearray(shared_state.BYTES)))
 
 
-def test_what_is_noted_is_read_once_and_whole() -> None:
+def test_recorded_answers_are_read_once() -> None:
     """Each answer's times in their order; of more than the ring holds, the newest."""
     own = words()
     for number in range(3):
@@ -185,7 +190,7 @@ def test_what_is_noted_is_read_once_and_whole() -> None:
     assert len(own.answers_between(3, own.answer_count)) == RING_ENTRIES
 
 
-def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None:
+def test_answers_recorded_during_a_read_are_read_next_time(bench: Bench) -> None:
     """None twice: a worker goes on writing."""
     bench.open()
     own = bench.lanes.state
@@ -207,8 +212,8 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
     assert told == [1, 1]
 
 
-def test_words_that_cannot_be_are_not_believed() -> None:
-    """A worker that a model has taken over writes what it likes; times stay times, and a run has a beginning."""
+def test_impossible_shared_state_is_ignored() -> None:
+    """A worker that a model has taken over writes anything: times stay valid, and a run has a start."""
     memory = bytearray(os.urandom(16) * (shared_state.BYTES // 16))
     own = LaneSharedState(memoryview(memory))
     own.record_answer(float("nan"), 1.0)
@@ -291,8 +296,8 @@ def reply_of(end: LaneEndpoint) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_request_gets_its_answer_and_is_counted_before(bench: Bench, shared: bool) -> None:
-    """By shared memory and by bytes; whoever has the answer finds it noted."""
+def test_request_is_counted_before_it_is_answered(bench: Bench, shared: bool) -> None:
+    """By shared memory and by bytes: a client that has its answer finds it counted."""
     end = bench.open(shared=shared)
     assert end.start_request({"x": INPUT}, (), endpoint.monotonic() + 10, endpoint.monotonic()) > 0
     end.sock.sendall(b"".join(end.outgoing))
@@ -305,10 +310,10 @@ def test_a_request_gets_its_answer_and_is_counted_before(bench: Bench, shared: b
     np.testing.assert_array_equal(answer.outputs["y"], 2 * INPUT)
     assert answer.report.device_s == 0.001 and answer.report.row == "local"
     bench.desk.collect()
-    assert [len(one.answers) for one in bench.notes] == [1] and bench.notes[0].slice_s == pytest.approx((0.001,))
+    assert [len(notes.answers) for notes in bench.notes] == [1] and bench.notes[0].slice_s == pytest.approx((0.001,))
 
 
-def test_turns_are_taken(bench: Bench) -> None:
+def test_lanes_and_agent_take_turns(bench: Bench) -> None:
     """Two lanes that never pause and an agent with many requests: each gets its turn, one each."""
     first, second = bench.open(), bench.open()
     for number in range(1, 5):
@@ -322,8 +327,8 @@ def test_turns_are_taken(bench: Bench) -> None:
         assert [reply_of(end) for _ in range(4)] == [(number, ANSWERED) for number in range(1, 5)]
 
 
-def test_what_has_not_begun_when_a_lane_ends_is_not_answered(bench: Bench) -> None:
-    """A request lies in the socket when another release is activated: the old one does not run for it any more."""
+def test_waiting_request_is_not_answered_after_its_lane_ended(bench: Bench) -> None:
+    """A request is in the socket when another release is activated: the old one does not run for it any more."""
     end = bench.open()
     end.sock.send(asking(1))
     bench.desk.end_all()
@@ -336,8 +341,9 @@ def test_what_has_not_begun_when_a_lane_ends_is_not_answered(bench: Bench) -> No
     assert bench.desk.count == 0
 
 
-def test_a_number_of_its_own_keeps_an_old_lane_out_of_a_new_ones_place(bench: Bench) -> None:
-    """The place in the words is free again at once; what comes late by the old lane is not answered for the new."""
+def test_reused_place_does_not_serve_the_old_lane(bench: Bench) -> None:
+    """Each lane has a number: the place in the shared state is free again at once, and a late request of the old lane
+    is not answered for the new."""
     old = bench.open()
     old.sock.send(asking(1))
     bench.desk.end_all()
@@ -348,8 +354,8 @@ def test_a_number_of_its_own_keeps_an_old_lane_out_of_a_new_ones_place(bench: Be
         assert reply_of(old) == (1, CLOSED) and bench.done == []
 
 
-def test_a_model_that_fails_is_told_and_the_lane_stays(bench: Bench) -> None:
-    """The client asks the agent, which says what is wrong; the failure is the release's."""
+def test_model_failure_is_reported_and_the_lane_stays(bench: Bench) -> None:
+    """The client asks the agent, which returns the error; the failure counts for the release."""
     end = bench.open()
     bench.fails = ValueError("no")
     end.sock.send(asking(1))
@@ -360,11 +366,11 @@ def test_a_model_that_fails_is_told_and_the_lane_stays(bench: Bench) -> None:
     bench.turn()
     assert reply_of(end) == (2, ANSWERED)
     bench.desk.collect()
-    assert sum(one.failures for one in bench.notes) == 1 and sum(len(one.answers) for one in bench.notes) == 1
+    assert sum(notes.failures for notes in bench.notes) == 1 and sum(len(notes.answers) for notes in bench.notes) == 1
 
 
-def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: Bench) -> None:
-    """Its lane ends, with its descriptors; the next one is served as ever."""
+def test_client_that_stops_reading_affects_no_other(bench: Bench) -> None:
+    """Its lane ends, with its descriptors; the next lane is served as usual."""
     before = descriptors()
     for shared in (True, False):
         hostile = bench.open(shared=shared)
@@ -390,7 +396,7 @@ def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: B
     assert bench.desk.count == 0 and descriptors() <= before
 
 
-def test_a_request_whose_answer_found_the_socket_full_ran_a_second_time(bench: Bench) -> None:
+def test_request_does_not_run_again_when_its_answer_found_the_socket_full(bench: Bench) -> None:
     """A client that sends many requests before it reads: each runs once, is counted once and is answered once."""
     end, requests, numbers = bench.open(), 50, list[int]()
     for lane in bench.lanes._lanes.values():
@@ -408,7 +414,7 @@ def test_a_request_whose_answer_found_the_socket_full_ran_a_second_time(bench: B
     assert sum(len(results.answers) for results in bench.notes) == requests and bench.desk.count == 1
 
 
-def test_a_client_that_closed_its_lane_during_a_run_left_a_run_without_end(bench: Bench) -> None:
+def test_lane_closed_during_a_run_ends_the_run(bench: Bench) -> None:
     """The answer cannot be sent, but the run is over: the watchdog must not kill the worker for it."""
     end = bench.open()
     bench.while_running = end.sock.close
@@ -430,8 +436,8 @@ def _readable_at(end: LaneEndpoint) -> bool:
     return bool(select.select([end.sock], [], [], 0)[0])
 
 
-def test_bytes_that_are_no_request_confuse_nobody(bench: Bench) -> None:
-    """Whatever is written on a lane is a number and a time; one that ends in the middle of it is over."""
+def test_random_bytes_on_a_lane_are_harmless(bench: Bench) -> None:
+    """Any bytes on a lane are a number and a time; a lane that ends in the middle of a request is closed."""
     rng = np.random.default_rng(7)
     for size in (1, 15, 16, 17, 40, 333):
         end = bench.open()
@@ -450,7 +456,7 @@ def test_bytes_that_are_no_request_confuse_nobody(bench: Bench) -> None:
 
 
 def test_only_a_connected_stream_socket_is_a_lane(bench: Bench) -> None:
-    """Another descriptor is refused, and the client's stays its own."""
+    """Another descriptor is refused, and the client's own copy stays open."""
     read, write = os.pipe()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind("")
@@ -466,8 +472,8 @@ def test_only_a_connected_stream_socket_is_a_lane(bench: Bench) -> None:
     os.close(write)
 
 
-def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
-    """As many as there are places; clients that open and die, a thousand times, cost no descriptor."""
+def test_lanes_are_bounded_and_leak_no_descriptors(bench: Bench) -> None:
+    """As many as there are places; clients that open a lane and die, a thousand times, leave no descriptor open."""
     ends = [bench.open() for _ in range(MAX_LANES)]
     with pytest.raises(Busy):
         bench.open()
@@ -484,8 +490,8 @@ def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
     assert bench.desk.count == 0 and descriptors() <= before
 
 
-def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) -> None:
-    """Its accelerator is gone, say: the agent is to hear of it, by its own requests."""
+def test_worker_that_signals_a_change_has_no_lanes(bench: Bench) -> None:
+    """If its accelerator failed, for example, the agent has to learn of it by its own requests."""
     bench.open()
     own = bench.lanes.state
     assert own is not None
@@ -496,8 +502,8 @@ def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) 
         bench.open()
 
 
-def test_a_run_for_a_lane_has_the_limit_that_every_run_has(bench: Bench) -> None:
-    """The agent sees since when it runs, and takes it for one run for as long as it is."""
+def test_lane_runs_have_the_watchdogs_limit(bench: Bench) -> None:
+    """The agent sees since when it runs, and counts it as one run."""
     bench.open()
     own = bench.lanes.state
     assert own is not None and bench.desk.current_task(100.0) is None
@@ -512,8 +518,8 @@ def test_a_run_for_a_lane_has_the_limit_that_every_run_has(bench: Bench) -> None
 # The client
 
 
-def test_when_a_lane_is_asked_for() -> None:
-    """Not before the agent has answered; refused, ever more rarely; at once after one that stayed."""
+def test_times_at_which_a_client_asks_for_a_lane() -> None:
+    """Not before the agent has answered; after refusals more and more rarely; at once after a lane that lasted."""
     hope = LaneRequestPolicy()
     assert not hope.should_request(0.0)
     hope.has_agent_answered = True
@@ -531,8 +537,8 @@ def test_when_a_lane_is_asked_for() -> None:
     assert hope.should_request(now + LONG_LIVED_S)
 
 
-def test_a_forked_child_does_not_use_its_parents_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both would read each other's answers; and what the child gives up stays the parent's."""
+def test_forked_child_does_not_use_its_parents_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would read each other's answers; closing it in the child leaves the parent's open."""
     mine, theirs = socket.socketpair()
     with theirs, mine.dup() as parents:
         one = grant()
@@ -569,10 +575,10 @@ def half(sock: socket.socket, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("mood", [silent, closes, answers_another, says_it_is_over, could_not, half])
-def test_where_a_lane_does_not_answer_the_agent_does(
+def test_unanswered_lane_falls_back_to_the_agent(
     mood: Any, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a worker does or does not say, the application has its answer."""
+    """Whatever a worker sends or does not send, the application gets its answer."""
     monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.05)
     agent = GrantingAgent(socket_folder, mood)
     try:
@@ -580,13 +586,13 @@ def test_where_a_lane_does_not_answer_the_agent_does(
             for factor in (1, 2, 3, 4):
                 answer = client.infer("one", {"x": factor * INPUT}, deadline_s=30)
                 np.testing.assert_array_equal(answer.outputs["y"], 2 * factor * INPUT)
-        assert agent.asked[1] == "/v2/edgesplit/lane" and sum(one.endswith("infer") for one in agent.asked) == 4
+        assert agent.asked[1] == "/v2/edgesplit/lane" and sum(path.endswith("infer") for path in agent.asked) == 4
     finally:
         agent.stop()
 
 
-def test_where_neither_answers_there_is_an_error_in_words(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane that is silent leaves time to ask the agent; silent too, and the deadline is told."""
+def test_timeout_of_lane_and_agent_is_a_deadline_error(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent lane leaves time to ask the agent; if that is silent too, the error is the deadline."""
     monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.05)
     agent = GrantingAgent(socket_folder, silent)
     try:
@@ -599,8 +605,8 @@ def test_where_neither_answers_there_is_an_error_in_words(socket_folder: Path, m
         agent.stop()
 
 
-def test_a_closed_client_wakes_who_waits(socket_folder: Path) -> None:
-    """In a thread that waits for a lane's answer; it is told that the client was closed."""
+def test_close_wakes_a_thread_that_waits_on_a_lane(socket_folder: Path) -> None:
+    """Its error says that the client was closed."""
     waits = threading.Event()
     agent = GrantingAgent(socket_folder, lambda sock, raw: waits.set())
     client, said = Client(agent.url), list[Exception]()
@@ -619,13 +625,13 @@ def test_a_closed_client_wakes_who_waits(socket_folder: Path) -> None:
         client.close()
         thread.join(20)
         eventually("the thread ends", lambda: not thread.is_alive())
-        assert [type(one).__name__ for one in said] == ["LinkError"]
+        assert [type(error).__name__ for error in said] == ["LinkError"]
     finally:
         agent.stop()
 
 
-def test_grants_are_read_strictly() -> None:
-    """What is no grant is none."""
+def test_malformed_grants_are_refused() -> None:
+    """Empty and random bytes, other JSON, and a size that contradicts the places."""
     for body in (b"", b"{}", b"[1]", b"\xff", msgspec.json.encode(msgspec.structs.replace(grant(), bytes=1))):
         with pytest.raises(LaneClosed):
             endpoint.decode_grant(Reply(200, {}, memoryview(body)))
