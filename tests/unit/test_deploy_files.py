@@ -85,7 +85,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize(("where", "script"), SCRIPTS, ids=[where for where, _ in SCRIPTS])
-def test_the_controllers_commands_are_accepted(where: str, script: str) -> None:
+def test_the_controllers_commands_are_valid(where: str, script: str) -> None:
     """Each option is one that `edgectl` has, with a value that it takes; and the shell can read the script."""
     commands = edgectl_commands(script)
     assert commands
@@ -94,8 +94,8 @@ def test_the_controllers_commands_are_accepted(where: str, script: str) -> None:
     subprocess.run(["sh", "-n", "-c", script.replace("$$", "$")], check=True)
 
 
-def test_a_command_that_is_not_ours_would_be_found() -> None:
-    """The parsing above is worth something."""
+def test_an_invalid_command_is_detected() -> None:
+    """The parsing of the other tests can fail."""
     with pytest.raises(click.UsageError):
         accept(["up", "--no-such-option"])
     with pytest.raises(click.UsageError):
@@ -115,7 +115,7 @@ def exec_form(path: Path, instruction: str) -> list[str]:
     return found
 
 
-def test_the_images_own_commands_are_accepted() -> None:
+def test_the_images_commands_are_valid() -> None:
     """ENTRYPOINT and CMD of each image, and the arguments of the pods that run it."""
     for path in IMAGES:
         words, entry = exec_form(path, "CMD"), exec_form(path, "ENTRYPOINT")
@@ -133,7 +133,7 @@ def test_the_images_own_commands_are_accepted() -> None:
     offload_parser().parse_args(offload["args"])
 
 
-def test_the_units_command_is_accepted() -> None:
+def test_the_units_command_is_valid() -> None:
     """And systemd, where it is here, finds nothing to complain of but the missing program."""
     unit = (DEPLOY / "systemd" / "edgesplit-controller.service").read_text()
     (line,) = re.findall(r"^ExecStart=(.*)$", unit, flags=re.MULTILINE)
@@ -142,7 +142,7 @@ def test_the_units_command_is_accepted() -> None:
     accept(words)
 
 
-def test_systemd_understands_the_unit() -> None:
+def test_systemd_verifies_the_unit() -> None:
     """`systemd-analyze verify`, as far as a machine without the program can."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
@@ -156,20 +156,20 @@ def test_systemd_understands_the_unit() -> None:
 
 
 @pytest.mark.parametrize(("name", "document"), DOCUMENTS, ids=[name for name, _ in DOCUMENTS])
-def test_each_manifest_is_one(name: str, document: Doc) -> None:
+def test_each_kubernetes_manifest_matches_its_schema(name: str, document: Doc) -> None:
     """By the schemas of the newest Kubernetes that the validator knows; strictly: no unknown field."""
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_a_manifest_that_is_none_would_be_found() -> None:
-    """The validation above is worth something."""
+def test_an_invalid_kubernetes_manifest_is_detected() -> None:
+    """The schema validation of the other tests can fail."""
     spoiled = json.loads(json.dumps(KINDS["Deployment offload"]))
     spoiled["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(spoiled, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_every_file_of_the_base_is_in_it_and_no_secret_is() -> None:
+def test_the_kustomization_lists_every_file_and_no_secret() -> None:
     """The kustomization lists all there is; secrets are made from files that are not kept here."""
     listed = {*KUSTOMIZATION["resources"], "kustomization.yaml", "broker.sh", "secrets"}
     assert {one.name for one in BASE.iterdir()} == listed
@@ -194,7 +194,7 @@ def test_the_base_is_built_by_kustomize(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
-def test_no_pod_may_more_than_it_needs(name: str, pod: Doc) -> None:
+def test_pods_have_minimal_privileges(name: str, pod: Doc) -> None:
     """The `restricted` standard, a root that cannot be written, no token of the cluster's, bounded memory."""
     spec = pod["spec"]
     assert spec["automountServiceAccountToken"] is False
@@ -210,7 +210,7 @@ def test_no_pod_may_more_than_it_needs(name: str, pod: Doc) -> None:
 
 
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
-def test_all_that_a_pod_names_is_there(name: str, pod: Doc) -> None:
+def test_everything_a_pod_references_exists(name: str, pod: Doc) -> None:
     """Volumes, claims, maps, secrets, ports of probes."""
     workload = next(one for one in WORKLOADS if one["metadata"]["name"] == name)
     claims = {one["metadata"]["name"] for one in workload["spec"].get("volumeClaimTemplates", [])}
@@ -239,7 +239,7 @@ def selected(labels: Doc) -> list[Doc]:
     return [pod for _, pod in pods() if labels.items() <= pod["metadata"]["labels"].items()]
 
 
-def test_services_budgets_and_policies_mean_pods_that_are_there() -> None:
+def test_services_budgets_and_policies_select_existing_pods() -> None:
     """By their labels; and the ports that services and policies name are ports of those pods."""
     for name, one in DOCUMENTS:
         if one["kind"] == "Service":
@@ -260,7 +260,7 @@ def test_services_budgets_and_policies_mean_pods_that_are_there() -> None:
     assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for _, pod in pods()} <= guarded
 
 
-def test_two_controllers_run_and_offload_servers_follow_the_load() -> None:
+def test_two_controllers_run_and_offload_servers_autoscale() -> None:
     """One first process and at least one further; by processor and by a metric that the server really has."""
     controllers = [one for one in WORKLOADS if one["metadata"]["name"].startswith("controller")]
     assert sum(one["spec"]["replicas"] for one in controllers) >= 2
@@ -271,7 +271,7 @@ def test_two_controllers_run_and_offload_servers_follow_the_load() -> None:
     assert f"| `{metric}` | gauge |" in METRICS
 
 
-def test_offload_servers_see_no_keys_but_their_own() -> None:
+def test_offload_servers_mount_only_their_own_keys() -> None:
     """Neither in the cluster nor in compose is the controller's folder given to them."""
     (claim,) = [
         one["persistentVolumeClaim"]
@@ -286,7 +286,7 @@ def test_offload_servers_see_no_keys_but_their_own() -> None:
 # ---- compose --------------------------------------------------------------------------------------------------------
 
 
-def test_the_compose_file_is_one() -> None:
+def test_the_compose_file_matches_its_schema() -> None:
     """By the schema of the Compose Specification, as check-jsonschema carries it."""
     schema = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
     validator = jsonschema.validators.validator_for(json.loads(schema.read_text()))
@@ -294,7 +294,7 @@ def test_the_compose_file_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_all_that_a_service_names_is_there(name: str) -> None:
+def test_everything_a_compose_service_references_exists(name: str) -> None:
     """Services, volumes, networks, secrets, files."""
     one = SERVICES[name]
     assert set(one.get("depends_on", ())) <= set(SERVICES)
@@ -341,7 +341,7 @@ def expose(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=[one.name for one in IMAGES])
-def test_images_are_built_of_what_is_here_and_run_as_nobody(path: Path) -> None:
+def test_images_build_from_existing_sources_and_run_unprivileged(path: Path) -> None:
     """Sources are there and let in, the base has a version, the last stage is not root's, and it says how it is."""
     lines = dockerfile(path)
     let_in = {one.removeprefix("!") for one in (REPOSITORY / ".dockerignore").read_text().split() if one[0] == "!"}
@@ -358,7 +358,7 @@ def test_images_are_built_of_what_is_here_and_run_as_nobody(path: Path) -> None:
     assert {"USER", "HEALTHCHECK", "ENTRYPOINT", "CMD"} <= set(last) and dict(lines)["USER"] == "10001:10001"
 
 
-def test_a_linter_finds_nothing() -> None:
+def test_hadolint_accepts_every_dockerfile() -> None:
     """hadolint, on every Dockerfile."""
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if linter is None:
@@ -376,7 +376,7 @@ def known_metrics() -> dict[str, set[str]]:
     return {name: {*re.findall(r"`(\w+)`", labels), "emulated"} for name, labels in rows}
 
 
-def test_alerts_ask_for_metrics_that_there_are() -> None:
+def test_alerts_use_existing_metrics() -> None:
     """Names and labels of docs/metrics.md; each rule says how bad it is and what it means."""
     known = known_metrics()
     groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]

@@ -13,7 +13,7 @@ from support import REPOSITORY
 PAGE = REPOSITORY / "docs" / "cli.md"
 
 
-def test_the_page_is_the_commands_own_help() -> None:
+def test_cli_page_matches_the_commands_help() -> None:
     """Run `python -m edgesplit_cli.reference > docs/cli.md` after a change to a command.
 
     In a process of its own: what another test asked of click in another way would change the help here.
@@ -22,7 +22,7 @@ def test_the_page_is_the_commands_own_help() -> None:
     assert PAGE.read_text("utf-8") == subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_every_command_and_option_has_a_word_of_help() -> None:
+def test_every_command_and_option_has_help() -> None:
     """An undocumented command or option fails here."""
 
     def bare(command: click.Command, path: str) -> list[str]:

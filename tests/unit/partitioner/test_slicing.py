@@ -34,8 +34,9 @@ def cut(name: str, *sets: frozenset[str]) -> list[CutSlice]:
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
-    """Cut after each layer in turn, and after all of them at once, the chain's outputs are the whole's, bit for bit."""
+def test_every_prefix_cut_equals_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Cut after each layer in turn, and after all of them at once, the chain's outputs equal those of the whole
+    model."""
     model = tiny.prepared(name)
     layers = [layer.name for layer in model.graph.layers]
     feeds = tiny.feeds_of(model)
@@ -49,8 +50,8 @@ def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
-    """Tables of random cuts, not nested in each other, give the whole's bits too."""
+def test_random_closed_sets_equal_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Tables of random cuts, not nested in each other, too."""
     model = tiny.prepared(name)
     feeds = tiny.feeds_of(model, seed=2)
     whole = tiny.run_whole(model.raw, feeds)
@@ -63,8 +64,8 @@ def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_preparing_changes_no_answer(name: str) -> None:
-    """The prepared model answers like the file that was pushed, optimised in the same degree."""
+def test_preparing_changes_no_output(name: str) -> None:
+    """The prepared model gives the outputs of the file that was pushed, optimised in the same degree."""
     model = tiny.prepared(name)
     feeds = tiny.feeds_of(model)
     ours, theirs = tiny.run_whole(model.raw, feeds), tiny.run_whole(tiny.MODELS[name](), feeds, basic=True)
@@ -104,8 +105,8 @@ def jpeg(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def test_camera_frame_gives_the_bits_of_the_whole(tmp_path: Path) -> None:
-    """With an input spec the first slice decodes the JPEG, alone in its slice, and the rest follows bit for bit."""
+def test_a_camera_frame_cut_equals_the_whole_bit_for_bit(tmp_path: Path) -> None:
+    """With an input spec the first slice decodes the JPEG, alone in its slice, and the rest follows."""
     model = tiny.prepared("chain")
     graph, spec = with_input_layer(model, parse_input_spec("image/jpeg 64x48 rgb nchw scale=1/255 mean=0.4 std=0.2"))
     frame = jpeg(64, 48)
@@ -227,9 +228,9 @@ def test_plan_of_another_cut_is_refused(row: Row, reason: str) -> None:
         to_release_plan(table((row,)), slices, {})
 
 
-def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:
-    """Three elements, or four where the input is large, which no trial run shows: the length stays open, and a cut
-    behind it takes either."""
+def test_a_value_dependent_length_crosses_with_its_real_length(tmp_path: Path) -> None:
+    """Three elements, or four where the input is large, which no trial run shows: the length stays open, and a slice
+    behind the cut accepts either."""
     node = helper.make_node
     raw = tiny.build(
         [

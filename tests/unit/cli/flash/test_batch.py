@@ -79,8 +79,9 @@ def claim_on(card: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_batch_gives_each_card_a_name_and_a_claim_and_goes_on_where_it_was(bench: Bench) -> None:
-    """What the journal says is done is not written again; a second call finds nothing to do."""
+def test_a_batch_resumes_after_the_cards_in_its_journal(bench: Bench) -> None:
+    """Each card gets a name and a claim; a card that the journal lists as done is not written again; a second call
+    finds nothing to do."""
     table = bench.table("cams.csv", "hall-1,halls,room=a;floor=1", "hall-2,halls,", "hall-3,,")
     (bench.folder / "cams.csv.journal").write_text('{"hostname": "hall-2"}\n{"hostname": "hal')
 
@@ -96,10 +97,8 @@ def test_a_batch_gives_each_card_a_name_and_a_claim_and_goes_on_where_it_was(ben
     assert "has its card" in again.stdout
 
 
-def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second card is the first, put in again: it is refused, and asked for anew until another is there."""
+def test_a_batch_with_one_reader_refuses_a_card_already_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second card is the first, inserted again: it is refused, and the prompt repeats until another is inserted."""
     machine = Machine(bench.folder / "machine")
     node = machine.disk("sdb", 48 * MIB)
     monkeypatch.setattr(session, "resolve_target", functools.partial(resolve_target, root=machine.root))
@@ -130,8 +129,8 @@ def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done
     assert claim_on(first)["device"] == "door-1" and claim_on(node)["device"] == "door-2"
 
 
-def test_a_batch_whose_card_fails_goes_on_with_that_card(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card that is pulled out is in no journal, has no table, and its device gets another."""
+def test_a_failed_card_is_repeated_by_the_next_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that was pulled out is in no journal, has no partition table, and its device gets another."""
     table, write = bench.table("fails.csv", "gate-1,,", "gate-2,,"), cards.write
 
     def pulled_out(image: Any, medium: Any, files: Any, *rest: Any) -> None:

@@ -42,8 +42,8 @@ def picture(place: Path) -> Path:
     return place
 
 
-def test_a_folder_of_several_kinds_is_read_by_what_the_model_takes(tmp_path: Path) -> None:
-    """Notes and archives beside pictures are left alone, here and on the way to the controller."""
+def test_a_sample_folder_is_filtered_by_the_models_input(tmp_path: Path) -> None:
+    """Notes and archives beside pictures are ignored, locally and for the controller."""
     picture(tmp_path / "a.jpg")
     picture(tmp_path / "b.JPEG")
     (tmp_path / "notes.txt").write_text("hello")
@@ -59,7 +59,7 @@ def test_a_folder_of_several_kinds_is_read_by_what_the_model_takes(tmp_path: Pat
 
 
 def test_a_broken_sample_was_refused_without_its_name(tmp_path: Path) -> None:
-    """Of a hundred pictures one is broken: which?"""
+    """Of a hundred pictures one is broken: the error now names it."""
     picture(tmp_path / "a.jpg")
     whole = picture(tmp_path / "torn.jpg").read_bytes()
     (tmp_path / "torn.jpg").write_bytes(whole[: len(whole) // 2])
@@ -73,8 +73,8 @@ def test_a_broken_sample_was_refused_without_its_name(tmp_path: Path) -> None:
             send_samples(Posted(None), "m", tmp_path)
 
 
-def test_an_empty_folder_is_told_with_what_the_model_takes(tmp_path: Path) -> None:
-    """And a folder of the wrong kind is an empty one."""
+def test_an_empty_sample_folder_is_refused_with_the_expected_type(tmp_path: Path) -> None:
+    """A folder of files of another type counts as empty."""
     np.savez(tmp_path / "c.npz", x=np.zeros(3))
 
     with pytest.raises(UsageError, match=r"no \.jpeg or \.jpg in .*, and the model takes image/jpeg"):

@@ -60,7 +60,7 @@ def filled(path: str, device: str) -> str:
     return re.sub(r"\{(\w+)[^}]*\}", lambda found: known.get(found[1], "1"), path)
 
 
-def test_every_route_says_whom_it_lets_in(world: ApiHarness) -> None:
+def test_every_route_declares_its_access(world: ApiHarness) -> None:
     """Deny by default: a route that was not made by `access`, or is open and not on this page's list, fails here."""
     everything = routes(world)
     assert len(everything) > 30
@@ -68,12 +68,12 @@ def test_every_route_says_whom_it_lets_in(world: ApiHarness) -> None:
     assert {(one.method, one.path) for one in everything if one.needs and one.needs.role is None} == OPEN
 
 
-def test_the_page_is_what_the_routes_declare() -> None:
+def test_access_page_matches_the_declared_routes() -> None:
     """Run `python -m edgesplit_controller.api.reference access > docs/access.md` after a change of routes."""
     assert PAGE.read_text("utf-8") == render_page([route for router in ROUTERS for route in router.routes])
 
 
-def test_nobody_and_a_device_are_let_in_nowhere(world: ApiHarness) -> None:
+def test_callers_without_operator_credentials_are_refused_on_every_route(world: ApiHarness) -> None:
     """Without a certificate, with a device's, with a token alone: 401 on every route that is not open."""
     from edgesplit_controller.access.tls_peer import Peer
 
@@ -87,7 +87,7 @@ def test_nobody_and_a_device_are_let_in_nowhere(world: ApiHarness) -> None:
 
 @pytest.mark.parametrize("scope", ["", "doors-"])
 @pytest.mark.parametrize("role", list(Role), ids=lambda role: role.word)
-def test_each_role_gets_through_where_it_is_declared_and_nowhere_else(
+def test_each_role_is_admitted_exactly_where_declared(
     world: ApiHarness, people: dict[str, Person], role: Role, scope: str
 ) -> None:
     """Every route as every role, over all groups and over one: 403 exactly where the declaration says so. Bodies are
@@ -104,7 +104,9 @@ def test_each_role_gets_through_where_it_is_declared_and_nowhere_else(
         assert (answer.status == 403) != may, (one, person.name, answer.status, answer.body)
 
 
-def test_a_session_gets_through_where_no_certificate_is_asked_for(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_a_browser_session_is_refused_where_a_certificate_is_required(
+    world: ApiHarness, people: dict[str, Person]
+) -> None:
     """An admin's session, everywhere: keys, operators, claims, model files and what brings code in are not for it."""
     secret, csrf = world.log_in(people["admin"])
     for one in routes(world):
@@ -127,7 +129,7 @@ def test_a_session_gets_through_where_no_certificate_is_asked_for(world: ApiHarn
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
-def test_what_is_of_other_groups_does_not_exist(world: ApiHarness, people: dict[str, Person], method: str) -> None:
+def test_devices_of_other_groups_answer_as_unknown(world: ApiHarness, people: dict[str, Person], method: str) -> None:
     """Every route with another group's device in its path, for an operator and an admin of one group: the answer is
     that for a name that nobody has, and names nobody's device."""
     for person in (people["doors-operator"], people["doors-admin"]):
@@ -140,7 +142,7 @@ def test_what_is_of_other_groups_does_not_exist(world: ApiHarness, people: dict[
     assert world.call("GET", f"/v1/devices/{THEIRS}", by=people["viewer"]).status == 200
 
 
-def test_nothing_of_other_groups_is_in_any_answer(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_no_response_contains_data_of_other_groups(world: ApiHarness, people: dict[str, Person]) -> None:
     """Every GET, for viewer, operator and admin of one group, where the other group's device has a deployment, events,
     telemetry and a claim: its name, its labels and its group are in no answer. A new route is tried as well."""
     for number, devices in enumerate(([THEIRS], [OURS, THEIRS]), 1):
@@ -168,7 +170,7 @@ def test_nothing_of_other_groups_is_in_any_answer(world: ApiHarness, people: dic
     assert [one["devices"] for one in world.call("GET", "/v1/deployments", by=people["doors-viewer"]).json] == [[OURS]]
 
 
-def test_a_rollout_that_concerns_others_does_not_exist(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_a_rollout_with_devices_of_other_groups_is_not_visible(world: ApiHarness, people: dict[str, Person]) -> None:
     """For who is of one group: not in the list, not by its number, not to be aborted; one of their own devices alone is
     there, with its devices, and is theirs to pause."""
     for number, devices in ((11, [THEIRS]), (12, [OURS, THEIRS]), (13, [OURS])):
@@ -185,8 +187,8 @@ def test_a_rollout_that_concerns_others_does_not_exist(world: ApiHarness, people
     assert world.call("POST", "/v1/rollouts/13/abort", by=me).status == 200
 
 
-def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: ApiHarness, people: dict[str, Person]) -> None:
-    """Into another's group it is not moved, nor is another's device moved here."""
+def test_group_scoped_operators_label_and_move_only_their_devices(world: ApiHarness, people: dict[str, Person]) -> None:
+    """A device cannot be moved into another operator's group, nor taken from it."""
     world.device("moved", "doors", a="1", b="2")
     both = world.person("both-op", "operator", "doors", "attic")
     answer = world.call("PATCH", "/v1/devices/moved", {"group": "attic", "labels": {"a": None, "c": "3"}}, by=both)
@@ -197,8 +199,8 @@ def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: ApiHarness,
     assert world.call("PATCH", "/v1/devices/moved", {"labels": {"all": "x"}}, by=both).status == 400
 
 
-def test_all_and_labels_mean_devices_of_ones_own_groups(world: ApiHarness, people: dict[str, Person]) -> None:
-    """`all`, a label of others and a group of others, as targets."""
+def test_targets_resolve_within_the_operators_groups(world: ApiHarness, people: dict[str, Person]) -> None:
+    """The targets `all`, a label that other groups use, and another group's name."""
     within = world.controller.scoped_to(frozenset({"doors"}))
     assert [device.name for device in within.devices.select(["all"])] == [OURS]
     assert [device.name for device in within.devices.select(["room=hall"])] == [OURS]
@@ -209,7 +211,7 @@ def test_all_and_labels_mean_devices_of_ones_own_groups(world: ApiHarness, peopl
         assert world.call("POST", "/v1/devices/gateway", body, by=people["operator"]).status == 200
 
 
-def test_a_name_of_another_group_is_not_taken_over(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_a_device_name_of_another_group_cannot_be_claimed(world: ApiHarness, people: dict[str, Person]) -> None:
     """A claim, also with `replace`, for a name that another group has, had, or has an open claim for: refused, and in
     words that do not say which; a claim for another group likewise. For a new name it is of the one own group."""
     world.device("lab-gone", "lab")
@@ -229,7 +231,7 @@ def test_a_name_of_another_group_is_not_taken_over(world: ApiHarness, people: di
     assert world.call("GET", "/v1/devices/new", by=people["doors-viewer"]).json["group"] == "doors"
 
 
-def test_an_operator_of_some_groups_leads_devices_to_no_gateway_of_others(
+def test_a_gateway_of_another_group_is_unknown_to_scoped_operators(
     world: ApiHarness, people: dict[str, Person]
 ) -> None:
     """The gateway of another group is as unknown as one that is not there."""
@@ -240,10 +242,8 @@ def test_an_operator_of_some_groups_leads_devices_to_no_gateway_of_others(
     assert theirs.json["error"].replace(THEIRS, "X") == nobodys.json["error"].replace("nobody", "X")
 
 
-def test_an_admin_of_a_group_makes_and_sees_operators_of_that_group(
-    world: ApiHarness, people: dict[str, Person]
-) -> None:
-    """Never of all groups nor of others, and operators of others are unknown to them."""
+def test_a_group_admin_manages_operators_of_that_group_only(world: ApiHarness, people: dict[str, Person]) -> None:
+    """Operators of all groups cannot be created, and operators of other groups are unknown to the admin."""
     me = people["doors-admin"]
     made = {"name": "helper", "role": "operator", "groups": ["doors"]}
     assert world.call("POST", "/v1/operators", made, by=me).status == 200

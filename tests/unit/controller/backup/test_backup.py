@@ -113,8 +113,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("into", ["sqlite", "postgresql"])
-def test_what_was_backed_up_is_restored(tmp_path: Path, database_url: str, into: str, request: Any) -> None:
-    """From either database into either: every row, key, metadata file and blob; only devices know that they were."""
+def test_a_backup_restores_database_keys_metadata_and_blobs(
+    tmp_path: Path, database_url: str, into: str, request: Any
+) -> None:
+    """From either database into either: every row, key, metadata file and blob."""
     other = database_url if database_url.startswith("postgresql") else ""
     place = Place(tmp_path, other)
     target = ""
@@ -147,8 +149,8 @@ def test_what_was_backed_up_is_restored(tmp_path: Path, database_url: str, into:
     database.close()
 
 
-def test_a_backup_without_keys_holds_no_secret(tmp_path: Path) -> None:
-    """Anybody may open it; it is restored into a folder that has the keys."""
+def test_a_backup_without_keys_contains_no_secret(tmp_path: Path) -> None:
+    """It needs no passphrase, and is restored into a folder that has the keys."""
     place = Place(tmp_path)
     place.backup(BackupKey(), keys=False)
     whole = place.file.read_bytes()
@@ -165,8 +167,8 @@ def test_a_backup_without_keys_holds_no_secret(tmp_path: Path) -> None:
     Authority(tmp_path / "back" / "keys")
 
 
-def test_a_backup_with_keys_is_sealed(tmp_path: Path) -> None:
-    """Without a passphrase or a recipient none is made; with another one none is opened."""
+def test_a_backup_with_keys_is_encrypted(tmp_path: Path) -> None:
+    """Without a passphrase or a recipient it is refused; with a wrong one it does not open."""
     place = Place(tmp_path)
     with pytest.raises(UsageError, match="is sealed"):
         place.backup(BackupKey())
@@ -180,8 +182,8 @@ def test_a_backup_with_keys_is_sealed(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".back*"))
 
 
-def test_a_backup_for_a_key_is_opened_by_that_key_alone(tmp_path: Path) -> None:
-    """The machine that makes backups cannot open them."""
+def test_a_backup_for_a_recipient_opens_with_that_key_only(tmp_path: Path) -> None:
+    """The machine that makes such backups cannot open them."""
     public = parse_recipient(make_recipient(tmp_path / "mine.pem"))
     make_recipient(tmp_path / "other.pem")
     raw = sealed(b"everything", BackupKey(recipient=public))
@@ -197,8 +199,8 @@ def test_a_backup_for_a_key_is_opened_by_that_key_alone(tmp_path: Path) -> None:
             parse_recipient(wrong)
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path, postgres: Postgres) -> None:
-    """Neither a file, nor a folder with something in it, nor a database; with force the folder is kept aside."""
+def test_restore_overwrites_nothing_without_force(tmp_path: Path, postgres: Postgres) -> None:
+    """Neither a file, nor a folder with content, nor a database; with force the folder is renamed and kept."""
     place = Place(tmp_path)
     place.backup()
     with pytest.raises(UsageError, match="is there already"):
@@ -217,8 +219,8 @@ def test_nothing_is_replaced_unasked(tmp_path: Path, postgres: Postgres) -> None
     assert len(rows_of(url)["telemetry"]) == 1_200
 
 
-def test_a_damaged_blob_is_no_part_of_a_backup(tmp_path: Path) -> None:
-    """It is named, and no file is left."""
+def test_backup_fails_on_a_damaged_blob(tmp_path: Path) -> None:
+    """The blob is named, and no backup file remains."""
     place = Place(tmp_path)
     BlobStore(place.data / "blobs").path(place.blob).write_bytes(b"rotten")
     with pytest.raises(UsageError, match=place.blob[:12]):
@@ -226,9 +228,9 @@ def test_a_damaged_blob_is_no_part_of_a_backup(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place.data]
 
 
-def test_a_backup_that_was_spoiled_changes_nothing(tmp_path: Path) -> None:
-    """Cut off anywhere, or with any byte changed: refused, and what was there is as it was. Also one that is not
-    sealed, as far as its hashes reach."""
+def test_restore_of_a_corrupt_backup_changes_nothing(tmp_path: Path) -> None:
+    """Truncated anywhere or with any byte changed, it is refused and the data is unchanged; an unencrypted one as far
+    as its hashes reach."""
     for opener, keys in ((SECRET, True), (BackupKey(), False)):
         place = Place(tmp_path / str(keys))
         place.backup(opener, keys=keys)
@@ -248,8 +250,8 @@ def test_a_backup_that_was_spoiled_changes_nothing(tmp_path: Path) -> None:
                     raise AssertionError(f"byte {at} of {place.file.name} ({keys=}) was changed and nobody saw it")
 
 
-def test_another_files_path_is_refused(tmp_path: Path) -> None:
-    """A file that somebody made, unsealed, cannot write where it likes."""
+def test_restore_refuses_paths_outside_the_folder(tmp_path: Path) -> None:
+    """A forged unencrypted backup cannot write to arbitrary paths."""
 
     for name, kind in (
         ("../evil", b"0"),
@@ -274,8 +276,8 @@ def test_another_files_path_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=3 * 64), st.data())
-def test_pieces_cannot_be_moved_dropped_or_cut(content: bytes, data: st.DataObject) -> None:
-    """Whatever is done to the pieces of a sealed file, it opens to what was sealed or not at all."""
+def test_encrypted_chunks_cannot_be_reordered_dropped_or_truncated(content: bytes, data: st.DataObject) -> None:
+    """An encrypted file whose chunks were manipulated does not open."""
     before = envelope.PIECE_BYTES
     envelope.PIECE_BYTES = 64  # type: ignore[misc]
     try:
@@ -298,8 +300,8 @@ def test_pieces_cannot_be_moved_dropped_or_cut(content: bytes, data: st.DataObje
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_backup(raw: bytes) -> None:
-    """Any bytes, with and without our first line."""
+def test_arbitrary_bytes_are_refused_as_backup(raw: bytes) -> None:
+    """Any bytes, with and without the magic first line."""
     for garbage in (raw, MAGIC + raw, MAGIC + struct.pack(">I", len(raw)) + raw):
         with pytest.raises(MalformedMessage):
             opened(garbage)

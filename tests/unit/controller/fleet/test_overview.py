@@ -29,8 +29,8 @@ def world(tmp_path: Path) -> FleetHarness:
     return FleetHarness(new_url(tmp_path))
 
 
-def test_the_overview_counts_what_is_there(database_url: str) -> None:
-    """On both databases: states, versions, cuts of devices that live, failures by cause, what is wrong."""
+def test_the_overview_counts_devices_versions_cuts_and_failures(database_url: str) -> None:
+    """On both databases: states, versions, cuts of online devices, failures by cause, problems."""
     world = FleetHarness(database_url)
     world.add("live-1", "live-2", "silent", "dead", "never")
     world.add("gone", revoked=NOW)
@@ -71,8 +71,8 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     assert world.fleet.overview(["other"])["devices"]["total"] == 0
 
 
-def test_what_the_controller_knows_by_itself_is_counted_too(world: FleetHarness) -> None:
-    """Copies, floods, certificates that nobody renews, devices that do not act upon what they are told."""
+def test_controller_side_findings_are_counted(world: FleetHarness) -> None:
+    """Clones, floods, certificates that are not renewed, devices that do not act upon their statements."""
     world.add("cam-1", "cam-2", "cam-3", "cam-4", counter=9, statement=b"signed")
     world.put(
         CertificateRow(
@@ -101,8 +101,8 @@ def test_what_the_controller_knows_by_itself_is_counted_too(world: FleetHarness)
     assert world.shown("cam-4")["conditions"] == []
 
 
-def test_the_overview_asks_a_fixed_number_of_questions(world: FleetHarness) -> None:
-    """Counts are the database's work: forty devices take as many statements as four."""
+def test_the_overview_needs_a_constant_number_of_queries(world: FleetHarness) -> None:
+    """Forty devices take as many statements as four, because the database counts."""
     asked: list[str] = []
 
     def count() -> int:
@@ -118,8 +118,8 @@ def test_the_overview_asks_a_fixed_number_of_questions(world: FleetHarness) -> N
     assert count() == few and not any("devices.telemetry" in one for one in asked)
 
 
-def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: FleetHarness) -> None:
-    """No "200 OK" for a dead device: telemetry is null and a model's state unknown, their age beside them."""
+def test_last_values_of_a_dead_device_are_not_shown_as_current(world: FleetHarness) -> None:
+    """A dead device's telemetry is null and a model's state unknown, with their age beside them."""
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs())
@@ -141,8 +141,8 @@ def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: FleetHarness)
     assert "unknown" in line.plain and "running" in line.plain and "said" in line.plain
 
 
-def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
-    """By the statement that is retained for it, and what it says."""
+def test_the_reason_for_a_desired_reported_difference_is_shown(world: FleetHarness) -> None:
+    """From the retained statement and the device's report."""
     signed = Signed(
         messages.encode(Statement(device="cam", releases=(DesiredRelease("m", RELEASE),), counter=8, expires=9)), ()
     )
@@ -157,8 +157,8 @@ def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
     assert "not applied (it acts upon statement 7, and 8 was said)" in line.plain
 
 
-def test_messages_out_of_order_are_counted_and_shown(world: FleetHarness) -> None:
-    """What is missing, what came twice, what came out of order, what was of an older session."""
+def test_missing_duplicate_and_reordered_messages_are_counted(world: FleetHarness) -> None:
+    """What is missing, came twice, came out of order, or belonged to an older session."""
     world.add("cam")
     world.birth("cam", session=3)
     for session, sequence in ((3, 0), (3, 4), (3, 2), (3, 2), (2, 9)):
@@ -173,8 +173,8 @@ def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Backlog:
     return Backlog(batch=number, sent_at=DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=up_s), messages=measured)
 
 
-def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: str) -> None:
-    """However often it is sent; what is known of now does not change by it, and the device hears that it may forget."""
+def test_late_telemetry_is_stored_once_at_its_measurement_time(database_url: str) -> None:
+    """However often it is sent; the current state does not change by it, and the device receives an acknowledgement."""
     world = FleetHarness(database_url)
     world.add("cam")
     world.birth("cam", session=5)
@@ -200,8 +200,8 @@ def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: s
     assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
 
 
-def test_a_device_is_told_about_once_a_minute_what_was_stored(world: FleetHarness) -> None:
-    """So that it may forget it; not at every message."""
+def test_telemetry_is_acknowledged_about_once_a_minute(world: FleetHarness) -> None:
+    """After an acknowledgement the device deletes what was stored."""
     world.add("cam")
     world.birth("cam")
     assert world.tell("cam", 0).acks == [("cam", Ack(session=1, sequence=0))]
@@ -210,7 +210,7 @@ def test_a_device_is_told_about_once_a_minute_what_was_stored(world: FleetHarnes
     assert world.tell("cam", 2).acks == [("cam", Ack(session=1, sequence=2))]
 
 
-def test_late_telemetry_that_is_too_large_is_refused_alone(world: FleetHarness) -> None:
+def test_oversized_late_telemetry_is_refused_alone(world: FleetHarness) -> None:
     """A hostile device cannot store more by sending it late."""
     world.add("cam")
     world.birth("cam")
@@ -220,7 +220,7 @@ def test_late_telemetry_that_is_too_large_is_refused_alone(world: FleetHarness) 
     assert world.shown("cam")["heard"]["refused"] == 1
 
 
-def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> None:
+def test_buckets_sum_requests_and_weight_means(database_url: str) -> None:
     """Sums of requests, means weighed by them, late ones in their own minute; each message counts once."""
     world = FleetHarness(database_url)
     world.add("cam")
@@ -271,7 +271,7 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
         assert world.rolling.device_history("cam", span, start - 40 * 86_400, world.now) == {}, span
 
 
-def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: str) -> None:
+def test_model_history_is_summed_by_group_and_origin(database_url: str) -> None:
     """All devices that run it together; who may see one group sees that group's requests; what no real device answered
     is counted apart."""
     world = FleetHarness(database_url)
@@ -298,7 +298,7 @@ def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: st
     )
 
 
-def test_pages_follow_each_other_without_gaps(world: FleetHarness) -> None:
+def test_device_pages_have_no_gaps(world: FleetHarness) -> None:
     """Devices and open claims together by name, each once, however small a page is."""
     names = [f"cam-{number:02}" for number in range(12)]
     world.add(*names[::2])
@@ -320,8 +320,8 @@ def test_pages_follow_each_other_without_gaps(world: FleetHarness) -> None:
         assert found == names
 
 
-def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> None:
-    """Group, label, state, a part of the name, what is wrong, what runs; and never beyond the groups one may see."""
+def test_devices_are_filtered_by_their_attributes(database_url: str) -> None:
+    """Group, label, state, part of the name, problem, release; never beyond the operator's groups."""
     world = FleetHarness(database_url)
     world.add("cam-1", "cam-2")
     world.add("yard-1", group="yard", labels={"site": "bergen"})
@@ -337,8 +337,8 @@ def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> No
         world.page(state="dead")
 
 
-def test_a_condition_begins_once_and_ends(world: FleetHarness) -> None:
-    """Its text may change, its beginning does not; it is over with the first message that does not have it."""
+def test_a_condition_keeps_its_start_time_and_ends(world: FleetHarness) -> None:
+    """Its text may change; it is over with the first message without it."""
     world.add("cam")
     world.birth("cam")
     for number, speed in enumerate((0.6, 0.5)):
@@ -354,8 +354,8 @@ def test_a_condition_begins_once_and_ends(world: FleetHarness) -> None:
     assert world.shown("cam")["conditions"] == []
 
 
-def test_a_device_with_another_key_begins_anew(world: FleetHarness) -> None:
-    """What the hardware before it said is not its own."""
+def test_a_device_with_a_new_key_starts_without_history(world: FleetHarness) -> None:
+    """What the replaced hardware reported is dropped."""
     from edgesplit_controller.fleet import ingest
 
     world.add("cam")
@@ -368,8 +368,8 @@ def test_a_device_with_another_key_begins_anew(world: FleetHarness) -> None:
     assert world.fleet.overview()["models"] == []
 
 
-def test_an_overview_is_readable_on_a_terminal(world: FleetHarness, tmp_path: Path) -> None:
-    """Also one of an empty fleet, and where devices are called and say what terminals would obey."""
+def test_an_overview_is_safe_to_print_on_a_terminal(world: FleetHarness, tmp_path: Path) -> None:
+    """Also for an empty fleet, and where device names and texts contain escape sequences."""
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs("failed", "no \x1b[31mroom"))
@@ -382,8 +382,8 @@ def test_an_overview_is_readable_on_a_terminal(world: FleetHarness, tmp_path: Pa
         assert "devices" in printed.get() and "\x1b[31m" not in printed.get()
 
 
-def test_what_comes_late_first_and_live_afterwards_is_one_message(world: FleetHarness) -> None:
-    """Whatever the order: a device that says a thing twice in two ways stores it once, and harms nobody beside it."""
+def test_a_message_sent_late_and_live_is_stored_once(world: FleetHarness) -> None:
+    """In either order, and without effect on other devices in the batch."""
     world.add("cam", "other")
     world.birth("cam", "other", session=5)
     said = telemetry(6, 3, measured_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=9_000.0))
@@ -393,8 +393,8 @@ def test_what_comes_late_first_and_live_afterwards_is_one_message(world: FleetHa
     assert len(world.devices.history("other")) == 1
 
 
-def test_a_releases_health_is_one_line() -> None:
-    """With what is known of it and nothing else; of a device that is gone it is not how it is now."""
+def test_release_health_is_printed_on_one_line() -> None:
+    """Only known figures; those of an offline device are not current."""
     whole = {
         "model": "digits", "release": RELEASE, "active_s": 300.0, "requests": 50, "failed": 1, "fallbacks": 2,
         "latency_p95_s": 0.0123, "memory_bytes": 2**20, "drift": 0.25, "top1_agrees": False, "golden_ok": True,

@@ -36,7 +36,7 @@ def a_device(counter: int | None) -> Device:
         (None, (7, 7), True, 7),
     ],
 )
-def test_what_a_device_acts_upon_tells_whether_it_knows_more(
+def test_a_device_with_a_newer_counter_than_the_restored_row_is_marked(
     database_url: str, told: int | None, acts_upon: tuple[int, ...], restored: bool, counter: int
 ) -> None:
     """As new as its row, or older: it is like any other. Newer, however often it says so: it stays marked, and what is

@@ -34,7 +34,7 @@ PATIENCE_S = 20.0
 FIVE_MINUTES = 300
 
 
-def test_the_fastest_honest_fetch_is_no_flood() -> None:
+def test_the_fastest_regular_fetch_is_not_a_flood() -> None:
     """A device on a local network that asks 800 times a second for minutes, and loses one chunk in twenty."""
     purses = TokenBuckets()
     for step in range(FIVE_MINUTES * 800):
@@ -45,7 +45,7 @@ def test_the_fastest_honest_fetch_is_no_flood() -> None:
     assert not purses.is_limited("cam")
 
 
-def test_telemetry_births_and_reconnections_of_an_agent_are_no_flood() -> None:
+def test_regular_agent_traffic_is_not_a_flood() -> None:
     """Everything an agent does at its busiest, on a link that breaks four times a second."""
     purses = TokenBuckets()
     for step in range(FIVE_MINUTES * 4):
@@ -53,8 +53,9 @@ def test_telemetry_births_and_reconnections_of_an_agent_are_no_flood() -> None:
     assert not purses.is_limited("cam")
 
 
-def test_a_sustained_flood_is_told_once_and_again_while_it_lasts_and_ends_when_it_ends() -> None:
-    """Ten times the rate: told when the purse is empty, then every few seconds; calm after half a purse."""
+def test_a_sustained_flood_is_reported_periodically_until_it_ends() -> None:
+    """At ten times the rate: reported when the token bucket is empty, then every few seconds; over when the bucket is
+    half full."""
     purses = TokenBuckets()
     told = [step / 10_000 for step in range(200_000) if purses.consume("cam", 1.0, step / 10_000)]
     assert purses.is_limited("cam") and told[0] == pytest.approx(CAPACITY / 9_000, rel=0.01)
@@ -63,8 +64,8 @@ def test_a_sustained_flood_is_told_once_and_again_while_it_lasts_and_ends_when_i
     assert not purses.is_limited("cam")
 
 
-def test_one_devices_flood_is_not_anothers() -> None:
-    """Purses are apart, and only those that are not full are remembered."""
+def test_token_buckets_are_per_device() -> None:
+    """Only buckets that are not full are kept in memory."""
     purses = TokenBuckets()
     for _ in range(20_000):
         purses.consume("bad", 1.0, 1.0)
@@ -74,8 +75,9 @@ def test_one_devices_flood_is_not_anothers() -> None:
     assert set(purses._buckets) == {"another"}
 
 
-def test_a_chunk_asked_for_again_is_counted_and_forgotten_in_time() -> None:
-    """What a device asked for a moment ago costs it; long ago or by another it does not; memory is bounded."""
+def test_repeated_chunk_requests_are_charged_and_expire() -> None:
+    """A chunk that the device requested a moment ago costs it extra; one requested long ago or by another device does
+    not; memory is bounded."""
     purses = TokenBuckets()
     assert purses.count_repeated("cam", ("a", "b"), 0.0) == 0
     assert purses.count_repeated("cam", ("b", "c"), 1.0) == 1
@@ -86,8 +88,8 @@ def test_a_chunk_asked_for_again_is_counted_and_forgotten_in_time() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e9), st.floats(0, 1e6)), max_size=60))
-def test_a_purse_is_never_overdrawn_nor_overfull(spent: list[tuple[str, float, float]]) -> None:
-    """Whatever is spent whenever: between nothing and a full purse."""
+def test_a_token_bucket_stays_between_zero_and_its_capacity(spent: list[tuple[str, float, float]]) -> None:
+    """Whatever is spent at whatever time."""
     purses, now = TokenBuckets(), 0.0
     for device, units, later in spent:
         now += later
@@ -95,8 +97,9 @@ def test_a_purse_is_never_overdrawn_nor_overfull(spent: list[tuple[str, float, f
         assert all(0.0 <= purse.units <= CAPACITY for purse in purses._buckets.values())
 
 
-def test_no_device_fills_the_queue_of_chunks() -> None:
-    """One that asks for everything at once has its share of what waits; another's few chunks find room and go out."""
+def test_the_chunk_queue_is_bounded_per_device() -> None:
+    """A device that requests everything at once has its share of the queue; another device's few chunks find room and
+    are sent."""
     chunks = ChunkQueue()
     refused = sum(chunks.request("bad", "r", (f"{n}",), now=1.0) for n in range(10_000))
     assert refused == 10_000 - WAITING_CHUNKS_PER_DEVICE
@@ -159,10 +162,10 @@ FLOODS = {
 
 
 @pytest.mark.parametrize(("kind", "raw", "times"), FLOODS.values(), ids=FLOODS.keys())
-def test_each_kind_of_flood_is_noticed_and_dropped(
+def test_each_kind_of_flood_is_detected_and_dropped(
     flooded: Flooded, kind: messages.TopicKind, raw: bytes, times: int
 ) -> None:
-    """Small messages, large ones, malformed ones, empty ones, and those that ask for much: told, and then unread."""
+    """Small messages, large ones, malformed ones, empty ones, and large requests: reported, then dropped undecoded."""
     flooded.send("bad", kind, raw, times)
     assert flooded.was_told.wait(PATIENCE_S)
     assert flooded.told[0] == "bad" and flooded.delivery.dropped["bad"] > 0
@@ -171,23 +174,23 @@ def test_each_kind_of_flood_is_noticed_and_dropped(
     flooded.delivery.stop()
 
 
-def test_connecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
-    """Each handshake costs the broker: a hundred and more in a moment are no agent that comes back."""
+def test_reconnecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
+    """Each handshake costs the broker: a hundred in a moment are no reconnection."""
     for _ in range(150):
         flooded.delivery.on_client_connected("bad")
     assert flooded.was_told.wait(PATIENCE_S) and flooded.told == ["bad"]
     flooded.delivery.stop()
 
 
-def test_the_brokers_words_for_a_client_are_understood() -> None:
-    """The line of mosquitto 2 that names a client that was let in, and none that only looks like it."""
+def test_the_brokers_log_line_for_a_client_is_parsed() -> None:
+    """The line of mosquitto 2 that names an admitted client, and none that only looks like it."""
     said = b"New client connected from 127.0.0.1:40952 as cam-1 (p5, c1, k30, u'cam-1').\n"
     assert (found := _CLIENT_LOG.match(said)) is not None and found[1] == b"cam-1"
     assert _CLIENT_LOG.match(b"Client x New client connected from 1 as cam-1 (") is None
 
 
-def test_one_poisoned_message_costs_no_other_devices_words() -> None:
-    """A batch that cannot be kept is taken in one by one: only what cannot be kept is lost."""
+def test_one_unstorable_message_does_not_lose_the_batch() -> None:
+    """A batch that cannot be stored is retried message by message: only the unstorable one is lost."""
     kept: list[str] = []
     both = threading.Event()
 
@@ -209,13 +212,13 @@ def test_one_poisoned_message_costs_no_other_devices_words() -> None:
     ("times", "seconds"),
     [(1, QUARANTINE.first_s), (2, 2 * QUARANTINE.first_s), (4, 8 * QUARANTINE.first_s), (99, QUARANTINE.longest_s)],
 )
-def test_who_floods_again_is_held_off_longer(times: int, seconds: float) -> None:
-    """Twice as long each time, and never longer than an hour."""
+def test_the_block_doubles_for_repeated_floods(times: int, seconds: float) -> None:
+    """Up to an hour."""
     assert quarantine_s(times) == seconds
 
 
-def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Escape sequences and markup in a hostile device's words are printed as letters."""
+def test_device_texts_are_escaped_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Escape sequences and markup in a hostile device's texts are printed as letters."""
     evil = "\x1b]0;owned\x07[red]\x9b31m[/nonsense]"
     told = {
         "name": "bad", "state": "online", "device_class": "pi4", "link": "", "group": "", "labels": {},

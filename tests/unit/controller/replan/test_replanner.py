@@ -160,8 +160,8 @@ def world(shelf: Shelf) -> ReplanHarness:
     return ReplanHarness(shelf)
 
 
-def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(world: ReplanHarness) -> None:
-    """It says what it predicts, of what kind of devices, and why; looked at again it is the same one."""
+def test_slow_devices_yield_a_proposal_that_waits_for_acceptance(world: ReplanHarness) -> None:
+    """It has its prediction, the kind of devices and the reason; the next run keeps the same proposal."""
     world.tell(40.0)
     world.replanner.replan_all()
     world.replanner.replan_all()
@@ -174,8 +174,8 @@ def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(w
     assert [what for what, _ in world.events()] == ["replan.policy", "replan.proposed"]
 
 
-def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: ReplanHarness) -> None:
-    """Another cut of the release that the release key signed; the new one's seconds are the measured ones."""
+def test_an_accepted_proposal_is_signed_and_rolled_out(world: ReplanHarness) -> None:
+    """Another cut of the release that the release key signed; its seconds are the measured ones."""
     world.tell(40.0)
     world.replanner.replan_all()
     set_current_operator("ada")
@@ -201,8 +201,8 @@ def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: ReplanHarnes
         world.replanner.accept(done["id"])
 
 
-def test_dismissed_it_is_not_proposed_again_for_a_while(world: ReplanHarness) -> None:
-    """Four times the cool-down; then what is measured then is proposed."""
+def test_a_dismissed_proposal_is_not_repeated_during_the_cool_down(world: ReplanHarness) -> None:
+    """For four cool-downs; then the measurements of that time are proposed."""
     world.tell(40.0)
     world.replanner.replan_all()
     world.replanner.dismiss(world.open()[0]["id"])
@@ -215,8 +215,8 @@ def test_dismissed_it_is_not_proposed_again_for_a_while(world: ReplanHarness) ->
     assert len(world.open()) == 1
 
 
-def test_what_is_measured_no_more_is_withdrawn(world: ReplanHarness) -> None:
-    """The devices recovered before anybody decided."""
+def test_a_proposal_without_present_drift_is_withdrawn(world: ReplanHarness) -> None:
+    """The devices recovered before an operator decided."""
     world.tell(40.0)
     world.replanner.replan_all()
     world.now += 100.0
@@ -225,8 +225,8 @@ def test_what_is_measured_no_more_is_withdrawn(world: ReplanHarness) -> None:
     assert not world.open() and world.replanner.list_proposals()[0]["state"] == "withdrawn"
 
 
-def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(world: ReplanHarness) -> None:
-    """Slow, quick, slow again: the second table holds rows for both, and nothing moves any more."""
+def test_auto_policy_rolls_out_and_converges_on_one_table(world: ReplanHarness) -> None:
+    """Slow, quick, slow again: the second table holds rows for both, and nothing changes any more."""
     world.replanner.set_policy("small", [], {"mode": "auto", "cool_down_s": 0.0})
     world.tell(40.0)
     world.replanner.replan_all()
@@ -239,8 +239,8 @@ def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(worl
     assert len(world.rolled_out) == 1 and not world.open()
 
 
-def test_auto_waits_until_the_last_change_has_cooled_down(world: ReplanHarness) -> None:
-    """Devices that wait for their stage are still on the old table meanwhile: nothing is proposed for them again."""
+def test_auto_policy_waits_for_the_cool_down(world: ReplanHarness) -> None:
+    """Devices that wait for their stage still run the old table: nothing is proposed for them again."""
     world.tell(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
@@ -257,8 +257,8 @@ def test_auto_waits_until_the_last_change_has_cooled_down(world: ReplanHarness) 
     assert not world.open() and len(world.rolled_out) == 1
 
 
-def test_off_does_nothing_and_still_shows_the_drift(world: ReplanHarness) -> None:
-    """The operator sees what would be."""
+def test_off_policy_only_reports_the_drift(world: ReplanHarness) -> None:
+    """Nothing is proposed."""
     world.replanner.set_policy("small", [], {"mode": "off"})
     world.tell(40.0)
     world.replanner.replan_all()
@@ -267,8 +267,8 @@ def test_off_does_nothing_and_still_shows_the_drift(world: ReplanHarness) -> Non
     assert {one["what"] for one in found["drift"]} >= {"uplink", "round trip"}
 
 
-def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: ReplanHarness) -> None:
-    """Nor is one: `--devices` is the operator's word."""
+def test_the_required_number_of_devices_is_configurable(world: ReplanHarness) -> None:
+    """Two devices are too few, and so is one, unless `--devices` lowers the number."""
     world.tell(40.0, names=NAMES[:2])
     world.replanner.replan_all()
     assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have told enough"
@@ -277,8 +277,8 @@ def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: R
     assert len(world.open()) == 1
 
 
-def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: ReplanHarness) -> None:
-    """Its device alone is slow, and alone is moved."""
+def test_a_group_with_its_own_policy_is_replanned_separately(world: ReplanHarness) -> None:
+    """Only its device is slow, and only its device gets another table."""
     world.replanner.set_policy("small", ["roof"], {"mode": "auto", "least_devices": 1})
     world.tell(1.0, names=("one", "two"))
     world.tell(40.0, names=("three",))
@@ -287,16 +287,16 @@ def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: ReplanHarnes
     assert world.release == world.first and {one["group"] for one in world.replanner.drift_report()} == {None, "roof"}
 
 
-def test_a_forced_cut_is_the_operators(shelf: Shelf) -> None:
-    """Whatever is measured of it."""
+def test_a_forced_cut_is_never_replanned(shelf: Shelf) -> None:
+    """Whatever is measured for it."""
     world = ReplanHarness(shelf, partition="device")
     world.tell(40.0)
     world.replanner.replan_all()
     assert not world.replanner.inspector.units() and not world.open()
 
 
-def test_what_a_newer_release_leaves_behind_is_superseded(world: ReplanHarness) -> None:
-    """A proposal for a release that nobody shall run any more cannot be accepted."""
+def test_a_proposal_for_an_old_release_is_superseded(world: ReplanHarness) -> None:
+    """A proposal for a release that is no longer desired cannot be accepted."""
     world.tell(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
@@ -308,8 +308,8 @@ def test_what_a_newer_release_leaves_behind_is_superseded(world: ReplanHarness) 
     assert world.replanner.list_proposals()[0]["state"] == "superseded"
 
 
-def test_what_the_planner_may_not_sign_fails_and_says_why(world: ReplanHarness) -> None:
-    """Limits that no cut keeps: nothing is signed, nothing goes out, and it is not tried again at once."""
+def test_an_unsignable_proposal_fails_with_the_reason(world: ReplanHarness) -> None:
+    """Limits that no cut satisfies: nothing is signed or published, and there is no immediate retry."""
     world.tell(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
@@ -322,7 +322,7 @@ def test_what_the_planner_may_not_sign_fails_and_says_why(world: ReplanHarness) 
     assert failed["state"] == "failed" and failed["ended"] and not world.rolled_out
 
 
-def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> None:
+def test_replanned_tables_keep_the_limits_of_the_release(shelf: Shelf) -> None:
     """The first layer stays on the device in each row of the new table, as in the old."""
     world = ReplanHarness(shelf, limits={"keep_first": 1})
     world.tell(40.0)
@@ -332,8 +332,8 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
     assert plan.required_local_layers and len(plan.rows) > 1 and all(row.device for row in plan.rows)
 
 
-def test_what_one_device_measured_is_a_costs_file(world: ReplanHarness) -> None:
-    """Its seconds, as they were at work, by whom and over how many requests; and why there is none."""
+def test_telemetry_of_one_device_exports_as_a_costs_file(world: ReplanHarness) -> None:
+    """Its seconds at work, the device's name and the number of requests; or the reason why there is none."""
     with pytest.raises(UsageError, match="has not told yet"):
         world.replanner.costs_measured_on("small", world.devices[0])
     world.tell(40.0, names=("one",))
@@ -350,8 +350,8 @@ def test_what_one_device_measured_is_a_costs_file(world: ReplanHarness) -> None:
         world.replanner.costs_measured_on("small", next(one for one in world.devices if one.name == "two"))
 
 
-def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: ReplanHarness) -> None:
-    """Devices of other groups do not exist for them, nor do proposals that are about some."""
+def test_scoped_operators_see_and_decide_only_their_proposals(world: ReplanHarness) -> None:
+    """Devices of other groups and proposals about them are not visible."""
     world.replanner.set_policy("small", ["roof"], {"least_devices": 1})
     world.tell(40.0)
     world.replanner.replan_all()
@@ -370,15 +370,15 @@ def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: Repla
     assert roof.dismiss(mine["id"])["state"] == "dismissed"
 
 
-def test_emulated_devices_are_marked(world: ReplanHarness) -> None:
-    """What comes of them says so."""
+def test_proposals_from_emulated_devices_are_marked(world: ReplanHarness) -> None:
+    """The proposal carries the mark."""
     world.tell(40.0, emulated=True)
     world.replanner.replan_all()
     assert world.open()[0]["basis"] == "emulated"
 
 
-def test_simulated_devices_are_marked(world: ReplanHarness) -> None:
-    """They say it at their birth."""
+def test_proposals_from_simulated_devices_are_marked(world: ReplanHarness) -> None:
+    """Their birth message carries the mark."""
     with world.database.write() as session:
         for device in session.scalars(select(Device)):
             device.birth = {"simulated": True}
@@ -387,8 +387,8 @@ def test_simulated_devices_are_marked(world: ReplanHarness) -> None:
     assert world.open()[0]["basis"] == "simulated"
 
 
-def test_a_policy_is_the_narrowest_that_was_set() -> None:
-    """Model and group, model, group, all; and proposing where nothing was said."""
+def test_the_narrowest_policy_applies() -> None:
+    """Model and group, model, group, all; the default is to propose."""
     auto, off = Policy(mode="auto"), Policy(mode="off")
     assert effective_policy({}, "m", "g").mode == "propose"
     assert effective_policy({("", ""): off}, "m", "g").mode == "off"
@@ -398,16 +398,16 @@ def test_a_policy_is_the_narrowest_that_was_set() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "perhaps"}, {"least_gain": 0.0}, {"least_devices": 0}, {"observe_s": -1.0}])
-def test_what_is_no_policy_is_refused(wrong: dict[str, Any], world: ReplanHarness) -> None:
-    """And a model that is not there, too."""
+def test_an_invalid_policy_is_refused(wrong: dict[str, Any], world: ReplanHarness) -> None:
+    """Also one for an unknown model."""
     with pytest.raises(UsageError, match="not a policy"):
         with_changes(Policy(), wrong)
     with pytest.raises(NotFound):
         world.replanner.set_policy("nobody", [], {"mode": "off"})
 
 
-def test_policies_are_kept_and_shown(world: ReplanHarness) -> None:
-    """What is left out stays as it was."""
+def test_policies_are_stored_and_listed(world: ReplanHarness) -> None:
+    """Fields that are left out keep their value."""
     world.replanner.set_policy("small", [], {"least_gain": 0.3})
     world.replanner.set_policy("", [], {"mode": "off"})
     small = next(one for one in world.replanner.list_policies() if one["model"] == "small")

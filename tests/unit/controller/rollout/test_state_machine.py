@@ -171,8 +171,9 @@ def world() -> Iterator[RolloutHarness]:
         yield RolloutHarness(Path(folder))
 
 
-def test_whatever_happens_devices_only_go_forward_and_never_empty(world: RolloutHarness) -> None:
-    """Counters never fall, thresholds hold, nobody else is touched, the newer rollout wins, and all of it ends."""
+def test_random_operations_keep_the_rollout_invariants(world: RolloutHarness) -> None:
+    """Counters never fall, thresholds hold, other devices are untouched, the newer rollout wins, and every rollout
+    ends."""
 
     class Here(Rollouts):
         pass

@@ -37,7 +37,7 @@ OBJECTIVES: tuple[str | dict[str, float], ...] = (
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_the_optimum_under_limits_is_that_of_trying_every_assignment(batch: int) -> None:
+def test_the_constrained_optimum_matches_brute_force(batch: int) -> None:
     """Value, limits, bound and ties; where nothing is possible, the conflict and the least relaxation of each limit."""
     start = int(os.environ["EDGESPLIT_SEED"])
     seeds = range(start + batch * INSTANCES // BATCHES, start + (batch + 1) * INSTANCES // BATCHES)

@@ -56,7 +56,7 @@ def check_optimum(label: str, costs: Costs, link: Link, found: PlanResult, cuts:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_the_optimum_is_that_of_trying_every_cut(batch: int) -> None:
+def test_the_optimum_matches_brute_force_over_cuts(batch: int) -> None:
     """Same seconds, and of equals the same bytes and as much on the device; with layers bound to a tier too."""
     for label, rng, costs in instances(batch, (0.0, 0.1)):
         link = some_link(rng)
@@ -108,7 +108,7 @@ def test_a_row_is_best_within_its_range(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", range(2))
-def test_limits_keep_to_the_cuts_they_allow(batch: int) -> None:
+def test_limited_optimum_matches_brute_force_over_allowed_cuts(batch: int) -> None:
     """With the raw input or the first layers kept, the optimum is that of the cuts that keep them."""
     for label, rng, costs in instances(batch):
         link, first, raw = some_link(rng), rng.randrange(0, 4), rng.random() < 0.5
@@ -123,8 +123,8 @@ def test_limits_keep_to_the_cuts_they_allow(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", range(2))
-def test_a_forced_layer_keeps_it_and_all_it_needs(batch: int) -> None:
-    """Exactly the layer and its ancestors run on the device, and the table has that row and all-local alone."""
+def test_a_forced_cut_keeps_the_layer_and_its_ancestors_local(batch: int) -> None:
+    """Exactly these run on the device, and the table has that row and all-local alone."""
     for label, rng, costs in instances(batch):
         link, last = some_link(rng), rng.choice(costs.layers).name
         needed = min((cut.on_device for cut in every_cut(costs) if last in cut.on_device), key=len)

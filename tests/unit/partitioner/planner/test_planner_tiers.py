@@ -58,7 +58,7 @@ def check(label: str, found: PlanResult, tried: list[Tried], value: Value) -> No
 
 @pytest.mark.parametrize(("tiers", "most", "count"), [(3, 6, 60), (3, 7, 12), (4, 5, 25)])
 @pytest.mark.parametrize("bound", [0.0, 0.15])
-def test_the_optimum_is_that_of_trying_every_assignment(tiers: int, most: int, count: int, bound: float) -> None:
+def test_the_optimum_matches_brute_force_over_assignments(tiers: int, most: int, count: int, bound: float) -> None:
     """Seconds, bound, and of equals the fewest bytes and the nearest layers; with layers bound to some tiers too."""
     for label, rng, costs in instances(count, tiers, most, bound=bound):
         links = some_links(rng, tiers)
@@ -89,7 +89,7 @@ def test_limits_about_the_device_hold_with_three_tiers() -> None:
 
 
 @pytest.mark.parametrize(("tiers", "most", "count"), [(2, 8, 40), (3, 6, 40)])
-def test_energy_is_that_of_the_radio_s_paper(tiers: int, most: int, count: int) -> None:
+def test_energy_follows_the_published_radio_model(tiers: int, most: int, count: int) -> None:
     """Device joules by the definition: layers, encoding, waiting, bytes by the radio's model, promotion and tail."""
     for label, rng, costs in instances(count, tiers, most):
         links = some_links(rng, tiers)
@@ -199,7 +199,7 @@ def test_the_table_of_three_tiers_is_best_at_every_first_bandwidth() -> None:
             assert latency_s(chosen, Conditions(link=now)) == pytest.approx(best, rel=1e-7, abs=1e-15), (label, now)
 
 
-def test_compression_on_a_further_link_alone_tells_rows_apart() -> None:
+def test_rows_differ_by_compression_on_a_later_link_alone() -> None:
     """Nothing goes up the first link, so its row says nothing of compression: the table once kept the slower twin."""
     packed = {"bytes": 9, "codecs": {"raw+zstd": {"bytes": 1}}}
     first = {"name": "a", "reads": [], "writes": {"t": packed}, "seconds": {"edge": 1.0}}
@@ -213,7 +213,7 @@ def test_compression_on_a_further_link_alone_tells_rows_apart() -> None:
     assert [latency_s(row, Conditions(link=link)) for row in found.table.rows] == [3.0]
 
 
-def test_an_energy_table_is_chosen_from_by_joules() -> None:
+def test_the_agent_chooses_from_an_energy_table_by_joules() -> None:
     """The device takes the row that spends least at today's bandwidth, not the fastest."""
     for label, rng, costs in instances(20, 2, 6):
         (link,) = some_links(rng, 2)
@@ -243,8 +243,9 @@ def test_regret_bounds_what_load_and_slow_down_cost() -> None:
             assert chosen <= best * (1 + found.regret + EXACT) + 1e-15, (label, load, slowdown)
 
 
-def test_of_cuts_equal_at_every_bandwidth_a_slow_device_still_gets_its_own() -> None:
-    """The table keeps one of them; the other was then counted as if it were there, and the regret was too small."""
+def test_regret_counted_a_row_that_the_table_had_dropped() -> None:
+    """Of cuts equal at every bandwidth the table keeps one; the other was then counted as if it were there, and the
+    regret was too small."""
     layers = [
         {"name": "a", "reads": ["i"], "writes": {"t": {"bytes": 10}}, "seconds": {"device": 1.0, "cloud": 1.0}},
         {"name": "b", "reads": ["t"], "writes": {"o": {"bytes": 0}}, "seconds": {"device": 9.0, "cloud": 1.0}},
@@ -265,7 +266,7 @@ def test_of_cuts_equal_at_every_bandwidth_a_slow_device_still_gets_its_own() -> 
     assert slow is not None and slow.name == "remote"
 
 
-def test_a_row_of_three_tiers_says_who_does_what() -> None:
+def test_a_three_tier_row_assigns_layers_to_tiers() -> None:
     """The first link's figures stand in the row, the second's in its hop; the device's arithmetic needs no more."""
     costs = random_tier_costs(random.Random(5), 4, 3)
     links = [Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.0)] * 2

@@ -32,7 +32,7 @@ def numbers(costs: Costs, cut: dict[str, tuple[str, ...]]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("tiers", "layers", "instances"), [(2, 7, 25), (3, 5, 15)])
-def test_the_next_best_is_the_second_of_all(tiers: int, layers: int, instances: int) -> None:
+def test_the_next_best_cut_matches_brute_force(tiers: int, layers: int, instances: int) -> None:
     """Of every assignment but the plan's none is better, over random graphs with shared tensors and bound layers."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
@@ -55,8 +55,8 @@ def test_the_next_best_is_the_second_of_all(tiers: int, layers: int, instances: 
         assert found.next_best.value == pytest.approx(min(one.latency_s(links) for one in others), rel=CLOSE, abs=1e-12)
 
 
-def test_moves_are_all_that_can_be_made_and_cost_what_they_say() -> None:
-    """Each single layer that may go elsewhere alone, with the seconds of the assignment that this gives."""
+def test_moves_are_complete_and_their_costs_exact() -> None:
+    """Each single layer that may change its tier alone, with the seconds of the resulting assignment."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -96,7 +96,7 @@ def at(change: CutChange, costs: Costs, value: float) -> tuple[Costs, Link]:
     return slowed(costs, ["edge"] if change.subject == "server load" else ["device"], value), LTE
 
 
-def test_the_choice_changes_where_it_is_said_to_and_not_before() -> None:
+def test_the_choice_changes_exactly_at_the_stated_points() -> None:
     """On the near side of each change the cut is still the best of all, beyond it no more."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
@@ -127,8 +127,8 @@ def test_a_limit_that_binds_is_named_with_its_price() -> None:
     assert not told["deadline_s=2.0"].binds
 
 
-def test_memory_binds_through_the_fallback() -> None:
-    """A warm fallback holds the whole model's weights; giving it up is told as what it costs."""
+def test_a_binding_memory_limit_prices_the_fallback() -> None:
+    """A warm fallback holds the whole model's weights; the price of giving it up is reported."""
     heavy = force_weights(chain_costs(), 90_000)
     limits = {"memory_bytes": 460_000.0}
     found = explain(heavy, {"device-cloud": LTE}, limits)
@@ -143,8 +143,8 @@ def force_weights(costs: Costs, weight_bytes: int) -> Costs:
     return msgspec.structs.replace(costs, layers=layers)
 
 
-def test_a_forced_cut_is_weighed_against_the_free_one() -> None:
-    """No next best and no changes, but what forcing costs."""
+def test_a_forced_cut_is_compared_with_the_free_optimum() -> None:
+    """No next best and no changes, but the cost of forcing."""
     found = explain(chain_costs(), {"device-cloud": LTE}, {"force": "device"})
     assert found.next_best is None and not found.changes
     (bind,) = found.limits
@@ -167,7 +167,7 @@ def told(found: Explanation) -> str:
     return " ".join(sentences(found))
 
 
-def test_sentences_say_why_and_what_next() -> None:
+def test_explanation_sentences_give_reasons_and_alternatives() -> None:
     """The cut, where its seconds go, the pure modes, and the next best with its distance."""
     text = told(explain(chain_costs(), {"device-cloud": LTE}))
     assert "Why the cut after narrow?" in text and "device 90.0 + link" in text
@@ -175,7 +175,7 @@ def test_sentences_say_why_and_what_next() -> None:
     assert "Next best is" in text and "No limit was set." in text
 
 
-def test_cuts_and_limits_have_words() -> None:
+def test_cuts_and_limits_are_named_as_options() -> None:
     """As the command line spells them."""
     found = explain(chain_costs(), {"device-cloud": LTE}, {"force": "device"})
     assert cut_text(found.tiers, found.best) == "all on the device"

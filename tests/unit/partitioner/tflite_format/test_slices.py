@@ -36,7 +36,7 @@ def run_chain(folder: Path, model: PreparedModel, slices: list[CutSlice], feeds:
 
 
 @pytest.mark.parametrize("name", tflite_models.MODELS)
-def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_every_prefix_cut_equals_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Cut after each layer in turn, and after all of them at once, the chain's outputs are the whole's, bit for bit:
     those of the file that was pushed, not only of what we made of it."""
     model = tflite_models.prepared(name)
@@ -50,8 +50,8 @@ def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", tflite_models.MODELS)
-def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
-    """Tables of random cuts, not nested in each other, give the whole's bits too."""
+def test_random_closed_sets_equal_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Tables of random cuts, not nested in each other, too."""
     model = tflite_models.prepared(name)
     feeds = tflite_models.feeds_of(model, seed=2)
     whole = tflite_models.run_whole(model.raw, feeds, tmp_path)
@@ -63,9 +63,9 @@ def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path
         assert same_bits(live, whole), f"{name}: {sets}"
 
 
-def test_layers_follow_what_runs_as_one() -> None:
-    """Padding stays with its convolution, a loop with its subgraphs, a state with
-    its operator; a computed weight is in every layer that uses it."""
+def test_operators_that_run_together_are_one_layer() -> None:
+    """Padding stays with its convolution, a loop with its subgraphs, a state with its operator; a computed weight is in
+    every layer that uses it."""
 
     def operators(name: str) -> list[int]:
         return [len(layer.nodes) for layer in tflite_models.prepared(name).graph.layers]
@@ -89,8 +89,8 @@ def test_int8_crosses_with_its_scale() -> None:
     assert tensor.quantization.zeroPoint.tolist() == [3]
 
 
-def test_a_length_that_data_decides_is_open() -> None:
-    """What depends on the data has an open length, and the slice behind such a tensor takes any."""
+def test_a_data_dependent_length_is_open() -> None:
+    """A length that depends on the data is open, and the slice behind such a tensor accepts any."""
     model = tflite_models.prepared("counting")
     where = model.types["where"]
     assert where.shape == (-1, -1) and where.concrete_shape == (6, 2)
@@ -109,8 +109,8 @@ def test_different_lengths_cross_one_loaded_chain(tmp_path: Path) -> None:
         assert same_bits(run_slices(programs, [one.slice.name for one in slices], feeds), whole)
 
 
-def test_state_starts_anew_with_each_inference(tmp_path: Path) -> None:
-    """A variable inside a file is zeroed before each run, so an answer depends on its own input alone."""
+def test_state_is_reset_for_each_inference(tmp_path: Path) -> None:
+    """A variable inside a file is zeroed before each run, so an output depends on its own input alone."""
     model = tflite_models.prepared("remembering")
     slices = cut(model)
     onnx_models.write_slices(tmp_path, slices)
@@ -127,8 +127,8 @@ def test_preparing_and_cutting_twice_gives_the_same_bytes() -> None:
     assert [one.slice for one in cut(again)] == [one.slice for one in cut(model)]
 
 
-def test_prepared_model_is_one_too() -> None:
-    """What was prepared can be prepared again, and stays as it is."""
+def test_preparing_is_idempotent() -> None:
+    """A prepared model can be prepared again, and stays as it is."""
     model = tflite_models.prepared("branches")
     assert prepare_model(model.raw).raw == model.raw
 
@@ -177,8 +177,9 @@ def test_weights_are_aligned() -> None:
     assert all(raw.index(data.tobytes()) % 64 == 0 for data in stored if data.size > 32 and data.any())
 
 
-def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:
-    """Both trial runs show three elements; with four, a cut behind them takes four, and its manifest allows it."""
+def test_a_value_dependent_length_crosses_with_its_real_length(tmp_path: Path) -> None:
+    """Both trial runs show three elements; with four, a slice behind the cut accepts four, and its manifest allows
+    it."""
     model = prepare_model(tflite_models.sized_by_value())
     assert model.graph.tensors["part"].shape == (-1,)
     names = [layer.name for layer in model.graph.layers]
