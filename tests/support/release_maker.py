@@ -28,11 +28,13 @@ class ReleaseMaker:
         self.model: Model = bench.push(raw or a_model())
         self.now = 1_750_000_000.0
         self.repository = Repository(folder / "tuf", now=self.clock)
+        self.database, self.registry = bench.database, bench.registry
+        self.planning = PlanningService(self.database, self.registry, now=self.clock, measure=CountingMeasure())
         self.releasing = ReleaseBuilder(
-            bench.database,
+            self.database,
             bench.blobs,
-            bench.registry,
-            PlanningService(bench.database, bench.registry, now=self.clock, measure=CountingMeasure()),
+            self.registry,
+            self.planning,
             self.repository,
             offload_releases=folder / "offload",
             content_keys=ContentKeys(b"s" * 32),

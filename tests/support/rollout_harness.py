@@ -83,7 +83,7 @@ class StandIn:
 class RolloutHarness:
     """A controller's decisions and a fleet."""
 
-    def __init__(self, folder: Path, *, url: str = "", model: str = "m") -> None:
+    def __init__(self, folder: Path, *, url: str = "", model: str = "m", **limits: int) -> None:
         self.now = 1_800_000_000.0
         self.model = model
         self.bad: set[str] = {BAD}
@@ -94,7 +94,7 @@ class RolloutHarness:
         self.devices = Devices(self.database, stale_after_s=30.0, now=lambda: self.now)
         self.director = Director(self.database, sign, statement_s=86_400, now=lambda: self.now)
         self.rollouts = Rollouts(
-            self.database, self.director, now=lambda: self.now, announce=self.announce, evidences=self._known
+            self.database, self.director, now=lambda: self.now, announce=self.announce, evidences=self._known, **limits
         )
         with self.database.write() as session:
             if session.query(Model).count() == 0:

@@ -44,9 +44,12 @@ def test_login_delay_doubles_up_to_a_minute_and_resets() -> None:
 def test_number_of_remembered_clients_is_bounded() -> None:
     """The oldest clients are evicted, so that failed logins from many addresses cannot fill the memory."""
     failures = FailureCounter(lambda: 0.0)
-    for number in range(MAX_CLIENTS + 50):
+    for client in ["first", "second"] * FREE_FAILURES:
+        failures.on_failure(client)
+    for number in range(MAX_CLIENTS - 1):  # "second" stays, "first" is evicted
         failures.on_failure(str(number))
-    assert len(failures._counts) == MAX_CLIENTS
+    assert failures.on_failure("second") > 0
+    assert failures.on_failure("first") == 0
 
 
 def test_addresses_of_one_ipv6_network_are_one_client() -> None:

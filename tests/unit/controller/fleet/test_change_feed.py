@@ -177,9 +177,9 @@ def test_one_poll_serves_every_follower() -> None:
             assert [await told(one), await told(other)] == ["hello", "hello"]
             world.waiting = [Change("device", "a")]
             assert [await told(one), await told(other)] == ["device", "device"]
-        reading = world.hub._reading
-        assert reading is not None
-        await asyncio.wait_for(reading, 60)
+        polls = asyncio.all_tasks() - {asyncio.current_task()}
+        assert len(polls) == 1
+        await asyncio.wait_for(asyncio.gather(*polls), 60)
 
     run(story)
 
@@ -221,9 +221,8 @@ def test_shutdown_ends_all_streams() -> None:
     run(story)
 
 
-def test_number_of_followers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_followers_is_bounded() -> None:
     """A follower beyond the limit is refused with a retry hint."""
-    monkeypatch.setattr(live_events, "MAX_FOLLOWERS", 1)
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
@@ -231,7 +230,7 @@ def test_number_of_followers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
             with pytest.raises(Busy):
                 world.hub.follow()
 
-    run(story)
+    run(story, max_followers=1)
 
 
 def test_a_deleted_device_does_not_break_the_feed(database: Database) -> None:

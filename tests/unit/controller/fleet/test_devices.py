@@ -32,11 +32,11 @@ STALE_S = 10.0
 class Bench:
     """Devices and a director on one folder, with a clock that is set by hand."""
 
-    def __init__(self, folder: Path, database_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, **limits: int) -> None:
         self.folder = folder
         self.now = 1_000_000.0
         self.database = Database(database_url)
-        self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now)
+        self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now, **limits)
         self.signed: list[Statement] = []
         self.director = Director(self.database, self._sign, statement_s=1_000, now=lambda: self.now)
         self.authority = Authority(folder / "keys")
@@ -297,10 +297,9 @@ def test_targets_are_names_groups_labels_or_all(bench: Bench) -> None:
         bench.devices.revoke("cam-2")
 
 
-def test_telemetry_history_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_telemetry_history_is_bounded(tmp_path: Path, database_url: str) -> None:
     """The oldest rows are deleted, so that no device fills the disk."""
-    monkeypatch.setattr(devices_module, "MAX_TELEMETRY_ROWS", 50)
-    monkeypatch.setattr(devices_module, "TRIM_EVERY", 20)
+    bench = Bench(tmp_path, database_url, max_telemetry_rows=50, trim_every=20)
     bench.enrol()
     bench.hear(birth(1))
     bench.devices.ingest([("cam", telemetry(1, sequence)) for sequence in range(95)])

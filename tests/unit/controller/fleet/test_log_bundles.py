@@ -122,9 +122,11 @@ class Asked:
         load_or_make_key(self.folder.key_file)
         self.secret = self.folder.key_file.read_text()
         self.book = LogBuffer()
-        status = {"device": "cam", "deep": [{"token": TOKEN}], "note": f"Bearer {TOKEN}", "path": folder}
+        self.status: dict[str, Any] = {
+            "device": "cam", "deep": [{"token": TOKEN}], "note": f"Bearer {TOKEN}", "path": folder,
+        }  # fmt: skip
         self.sent: list[LogPiece | JobRefused] = []
-        self.diagnosis = LogBundleService(self.folder, "cam", self.book, lambda: status, lambda pieces, wait: None)
+        self.diagnosis = LogBundleService(self.folder, "cam", self.book, lambda: self.status, lambda pieces, wait: None)
 
     def log(self, text: str) -> None:
         self.book.emit(logging.LogRecord("edgesplit_agent", logging.INFO, "", 0, text, (), None))
@@ -169,7 +171,7 @@ def test_a_log_bundle_keeps_to_the_requested_size(tmp_path: Path) -> None:
     content = joined(found)
     assert sum(len(piece.data) for piece in found if isinstance(piece, LogPiece)) <= 20_000
     assert "1999 " in content["log"][-1] and content["lines_left_away"] > 0
-    asked.diagnosis._status = lambda: {"noise": [rng.random() for _ in range(500)]}
+    asked.status = {"noise": [rng.random() for _ in range(500)]}
     (refused,) = asked.answer(job(2, most_bytes=1_024), 100.0 + PAUSE_S)
     assert isinstance(refused, JobRefused) and "takes" in refused.reason
 

@@ -110,7 +110,9 @@ def test_the_overview_needs_a_constant_number_of_queries(world: FleetHarness) ->
         world.fleet.overview()
         return len(asked)
 
-    event.listen(world.database._engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
+    with world.database.read() as session:
+        engine = session.get_bind().engine
+    event.listen(engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
     world.add(*(f"cam-{number}" for number in range(4)))
     few = count()
     world.add(*(f"more-{number}" for number in range(36)))

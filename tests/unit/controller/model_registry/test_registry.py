@@ -35,14 +35,14 @@ def test_a_model_version_is_identified_by_its_content(bench: Bench) -> None:
     assert bench.blobs.get(first.sha256) == a_model()
 
 
-def test_a_refused_model_leaves_no_row_and_no_file(bench: Bench) -> None:
+def test_a_refused_model_leaves_no_row_and_no_file(bench: Bench, tmp_path: Path) -> None:
     """An unbound dimension is reported with the option to type."""
     with pytest.raises(ModelRefused, match="batch"):
         bench.push(a_model(batch="batch"))
     with pytest.raises(ModelRefused):
         bench.push(a_model()[:500])
     assert bench.registry.all() == []
-    assert not [path for path in (bench.blobs._folder).rglob("*") if path.is_file()]
+    assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
     assert bench.push(a_model(batch="batch"), bindings={"batch": 1}).ref == "small@1"
 
 

@@ -37,7 +37,7 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.maker = ReleaseMaker(folder)
-        self.database: Database = self.maker.releasing._database
+        self.database: Database = self.maker.database
         self._firsts: dict[str, tuple[str, Manifest]] = {}
 
     def first(self, **wish: Any) -> tuple[str, Manifest]:
@@ -64,8 +64,8 @@ class ReplanHarness:
         self.told = 0
         self.replanner = Replanner(
             self.database,
-            self.maker.releasing._registry,
-            self.maker.releasing._planning,
+            self.maker.registry,
+            self.maker.planning,
             self.maker.releasing,
             Gateways(self.database, now=self.clock, model_if_split=self.maker.releasing.split_by_gateway),
             roll_out=self.roll_out,

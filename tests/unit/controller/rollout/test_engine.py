@@ -10,7 +10,7 @@ import pytest
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.mqtt import messages
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.rollout import decide, engine, store
+from edgesplit_controller.rollout import engine, store
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.rollout.request import ALL_AT_ONCE
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
@@ -462,10 +462,10 @@ def test_a_device_without_statement_fails_and_blocks_no_other(
     assert world.members(number)["cam-001"]["state"] == "failed" and world.state(number) == "finished"
 
 
-def test_devices_and_active_rollouts_are_bounded(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_and_active_rollouts_are_bounded(tmp_path: Path) -> None:
     """Too many devices are refused before anything is created, and so are too many active rollouts."""
+    world = RolloutHarness(tmp_path, most_active=1)
     world.enrol("a")
-    monkeypatch.setattr(engine, "MOST_ACTIVE", 1)
     world.deploy(NEW)
     with pytest.raises(Conflict, match="1 rollouts are on their way"):
         world.deploy(NEWER)
@@ -505,12 +505,10 @@ def test_rollouts_and_devices_are_counted_by_state(world: RolloutHarness) -> Non
 # ---- a large fleet --------------------------------------------------------------------------------------------------
 
 
-def test_concurrent_fetches_are_bounded_and_silent_devices_free_their_slot(
-    world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten thousand were told within a minute, and each waited for what all others had asked for: 260 a minute came
-    through. The next are told as those before have done; who was told a minute ago counts no longer."""
-    monkeypatch.setattr(decide, "MOST_FETCHING", 10)
+def test_concurrent_fetches_are_bounded_and_silent_devices_free_their_slot(tmp_path: Path) -> None:
+    """Ten thousand devices got statements within a minute, and each waited for all others' chunks: 260 a minute came
+    through. The next devices get their statements as slots become free; a statement sent a minute ago occupies none."""
+    world = RolloutHarness(tmp_path, most_fetching=10)
     world.enrol(*fleet(40))
     silent = fleet(40)[::4]
     for name in silent:
@@ -527,9 +525,9 @@ def test_concurrent_fetches_are_bounded_and_silent_devices_free_their_slot(
     assert world.shown(number)["states"]["queued"] == 0
 
 
-def test_offline_devices_take_no_fetch_slot(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_devices_take_no_fetch_slot(tmp_path: Path) -> None:
     """A fleet that is switched off gets its statements within a few steps, and acts upon them when it comes back."""
-    monkeypatch.setattr(decide, "MOST_FETCHING", 5)
+    world = RolloutHarness(tmp_path, most_fetching=5)
     world.enrol(*fleet(20))
     world.devices.ingest([(name, messages.Death(1)) for name in fleet(20)])
     world.deploy(NEW)

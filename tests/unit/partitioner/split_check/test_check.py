@@ -163,14 +163,11 @@ def test_a_model_that_crashes_the_runtime_is_refused(crash_when: Callable[..., N
         check_model(model, model.graph)
 
 
-def test_a_check_stops_after_many_consecutive_crashes(
-    crash_when: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_stops_after_many_consecutive_crashes(crash_when: Callable[..., None]) -> None:
     """A runtime that crashes at every cut is not started two hundred times."""
     crash_when("job.folder != 'whole'")
-    monkeypatch.setattr(check, "MAX_CRASHES_IN_A_ROW", 2)
     model = tiny.prepared("chain")
-    report = check_model(model, model.graph, jobs=1)
+    report = check_model(model, model.graph, jobs=1, max_crashes=2)
     assert {cut.verdict for cut in report.cuts} == {"refused"}
     assert sum("SIGKILL" in cut.reason for cut in report.cuts) == 2
     assert sum("not tried" in cut.reason for cut in report.cuts) == len(report.cuts) - 2
@@ -188,16 +185,13 @@ class Unsliceable(OnnxModel):
         return OnnxModel.slice_files(self, members, boundary, shared)
 
 
-def test_cuts_that_could_not_be_made_were_counted_as_crashes(
-    crash_when: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuts_that_could_not_be_made_were_counted_as_crashes(crash_when: Callable[..., None]) -> None:
     """After one crash come cuts whose slices cannot be made: nothing ran, so the cut after them is still tried."""
     crash_when("job.folder == 'cut-1'")
-    monkeypatch.setattr(check, "MAX_CRASHES_IN_A_ROW", 2)
     sound = tiny.prepared("chain")
     assert isinstance(sound, OnnxModel)
     model = Unsliceable(**{one.name: getattr(sound, one.name) for one in fields(sound) if one.init})
-    report = check_model(model, model.graph, jobs=1)
+    report = check_model(model, model.graph, jobs=1, max_crashes=2)
     assert "SIGKILL" in report.cuts[1].reason and report.cuts[-1].verdict == "exact"
     assert {cut.reason for cut in report.cuts[2:-1]} == {"this cut cannot be made"}
 

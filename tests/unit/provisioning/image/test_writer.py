@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import hashlib
 import io
@@ -21,7 +22,7 @@ import zstandard
 from edgesplit.errors import MediumFailed, TrustError, UsageError
 from edgesplit_provisioning.image import subprocesses, writer
 from edgesplit_provisioning.image.archive import ExpectedDigest, check_digest, expected_digest, uncompressed
-from edgesplit_provisioning.image.writer import finish, verify, write_image
+from edgesplit_provisioning.image.writer import finish, verify
 
 TABLE = 512
 CONTENT = random.Random(7).randbytes(TABLE + 3_000) + bytes(9_000) + random.Random(8).randbytes(2_848)
@@ -68,10 +69,8 @@ class Card:
         self.fails("forget", 0)
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that an image has several."""
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 1_024)
+write_image = functools.partial(writer.write_image, block_bytes=1_024)
+"""With small blocks, so that an image has several."""
 
 
 def flashed(card: Card) -> Card:
@@ -169,14 +168,13 @@ import io, os, signal
 from pathlib import Path
 from edgesplit_provisioning.image import subprocesses, writer
 from edgesplit_provisioning.image.target_device import open_file
-writer.BLOCK_BYTES = 1024
 content = bytes(range(256)) * 64
 medium = open_file(Path({str(file)!r}))
 medium.set_size(len(content))
 def told(done, of):
     if done > of // 2:
         os.kill(os.getpid(), signal.SIGKILL)
-writer.write_image(io.BytesIO(content), len(content), 512, medium, told)
+writer.write_image(io.BytesIO(content), len(content), 512, medium, told, block_bytes=1024)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
 
