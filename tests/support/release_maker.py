@@ -14,7 +14,7 @@ from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_controller.tuf.repository import Repository
 from support.counting_measure import CountingMeasure
-from support.registry_harness import Bench, a_model
+from support.registry_harness import RegistryHarness, a_model
 
 CLASS = "raspberrypi4"
 
@@ -24,7 +24,7 @@ class ReleaseMaker:
 
     def __init__(self, folder: Path, raw: bytes | None = None) -> None:
         self.folder = folder
-        bench = Bench(folder)
+        bench = RegistryHarness(folder)
         self.model: Model = bench.push(raw or a_model())
         self.now = 1_750_000_000.0
         self.repository = Repository(folder / "tuf", now=self.clock)

@@ -1,4 +1,4 @@
-"""What `make test-arm64` says where Debian's archive gives nothing: whose fault it is, and what to do."""
+"""The message of `make test-arm64` when Debian's archive gives nothing: the cause, and advice."""
 
 from __future__ import annotations
 

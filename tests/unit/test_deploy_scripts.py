@@ -50,23 +50,23 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def said(folder: Path) -> list[str]:
+def log_lines(folder: Path) -> list[str]:
     return (folder / "said").read_text().splitlines()
 
 
 def test_only_a_new_revocation_list_reloads_the_broker(broker: Path) -> None:
-    """The controller replaces the file; the script sends the signal once, and ends with its broker when it is told."""
+    """The controller replaces the file; the script sends the signal once, and ends with its broker on SIGTERM."""
     running = started(broker)
     try:
-        eventually("the broker runs", lambda: f"started -c {broker}/mosquitto.conf" in said(broker))
+        eventually("the broker runs", lambda: f"started -c {broker}/mosquitto.conf" in log_lines(broker))
         for number in (1, 2):
             (broker / ".new").write_text(f"revoked: {number}")
             (broker / ".new").rename(broker / "revoked.pem")
-            eventually("the list is read again", lambda n=number: said(broker).count("reloaded") == n)
+            eventually("the list is read again", lambda n=number: log_lines(broker).count("reloaded") == n)
     finally:
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 0
-    assert said(broker)[-1] == "stopped" and said(broker).count("reloaded") == 2
+    assert log_lines(broker)[-1] == "stopped" and log_lines(broker).count("reloaded") == 2
 
 
 def test_the_script_ends_with_its_brokers_exit_status(broker: Path) -> None:

@@ -1,4 +1,4 @@
-"""The security and conformance pages point at tests: each of them is there."""
+"""Every test that the security and conformance pages name exists."""
 
 from __future__ import annotations
 

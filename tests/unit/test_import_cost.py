@@ -1,4 +1,5 @@
-"""What starts often loads little: a thin client's command, a child that tries a model, a server beside a controller."""
+"""Frequently started programs import little: a thin client's command, a child that tries a model, a server beside a
+controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms and packages of docs/architecture.md: imports point one way, and nothing is named after what it is not."""
+"""The rooms and packages of docs/architecture.md: imports have one direction, and no module has a generic name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules and tables that are found by a name in a string: one that moves fails here, and not in the field."""
+"""Modules and tables that are found by a name in a string: a moved one fails here, and not in the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file layer that the power-cut suite stands on: it sees everything, and forgets what a disk may forget."""
+"""The file layer of the power-cut tests: it records every operation, and loses what a disk may lose."""
 
 from __future__ import annotations
 

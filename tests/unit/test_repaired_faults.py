@@ -1,4 +1,4 @@
-"""Faults that were found by use, each with the test that it left behind."""
+"""Faults found in use, each with its regression test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_restored_backup_is_trusted_after_the_next_start(tmp_path: Path) -> No
 
 
 def test_a_parent_that_died_before_the_watch_began_is_noticed() -> None:
-    """A child that starts slowly has another parent by then: it is told whom it belongs to, and ends."""
+    """A child that starts slowly has another parent by then: it receives its parent's pid, and ends."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
@@ -103,12 +103,12 @@ wait_until(stop)
 
 
 def test_a_stop_signal_that_another_thread_received_was_lost() -> None:
-    """The main thread slept on, and a controller that was told to stop ran for ever."""
+    """The main thread slept on, and a controller that had received SIGTERM ran for ever."""
     subprocess.run([sys.executable, "-c", SIGNALLED_ASIDE], timeout=60, check=True)
 
 
 def test_an_invalid_revocation_list_version_ended_the_offload_server(tmp_path: Path) -> None:
-    """The binding's own exception came out, which nobody up there knew."""
+    """The binding's own exception was raised, which no caller handled."""
     authority = Authority(tmp_path / "keys")
     good = x509.load_pem_x509_crl(authority.revocation_list([7])).public_bytes(Encoding.DER)
     assert good.count(b"\x02\x01\x01\x30") == 1

@@ -1,4 +1,4 @@
-"""`edgectl doctor`: what ails a controller is found from where an operator stands, and comes with what to do."""
+"""`edgectl doctor`: problems of a controller are found from the operator's side, each with advice."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     return made
 
 
-def found() -> dict[str, Finding]:
+def findings() -> dict[str, Finding]:
     """By name, the last of each."""
-    return {one.name: one for one in doctor.examine(Path("/data"), now=NOW)}
+    return {finding.name: finding for finding in doctor.examine(Path("/data"), now=NOW)}
 
 
 def test_a_healthy_controller_passes_every_check(controller: Controller) -> None:
     """Every check runs."""
-    seen = found()
-    assert {one.level for one in seen.values()} == {"good"}
+    seen = findings()
+    assert {finding.level for finding in seen.values()} == {"good"}
     assert list(seen) == [
         "credentials", "controller", "access", "version", "broker", "offload", "database", "disk", "histories",
         "processes", "keys", "devices",
@@ -96,9 +96,9 @@ def test_each_problem_is_found_with_advice(
 ) -> None:
     """Each by itself, and no other is reported."""
     controller.answers[path].update(change)
-    seen = found()
+    seen = findings()
     assert seen[name].level == level and seen[name].todo
-    assert [one.name for one in seen.values() if one.level != "good"] == [name]
+    assert [finding.name for finding in seen.values() if finding.level != "good"] == [name]
 
 
 @pytest.mark.parametrize(
@@ -116,26 +116,26 @@ def test_an_unhealthy_component_is_reported_in_the_controllers_words(
     controller: Controller, said: dict[str, str], name: str, level: str
 ) -> None:
     """As in the dashboard and `edgectl fleet`; a problem that concerns only devices is no fault of the controller."""
-    parts = {one["name"]: one for one in controller.answers["/v1/components"]}
+    parts = {part["name"]: part for part in controller.answers["/v1/components"]}
     controller.answers["/v1/components"] = list({**parts, said["name"]: said}.values())
-    seen = found()
+    seen = findings()
     assert seen[name].level == level and (seen[name].said, seen[name].todo) == (said["text"], said["remedy"])
-    assert [one.name for one in seen.values() if one.level != "good"] == [name]
+    assert [finding.name for finding in seen.values() if finding.level != "good"] == [name]
 
 
 def test_checks_with_a_failed_precondition_are_skipped(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a connection the access is not checked, without credentials the connection is not: one finding has the
     first advice."""
     controller.answers["/v1/session"] = UsageError("this token is not known")
-    assert list(found()) == ["credentials", "controller", "access"]
+    assert list(findings()) == ["credentials", "controller", "access"]
     controller.ways["controller"] = bad("controller", "no connection", "is it running?")
-    assert list(found()) == ["credentials", "controller"]
+    assert list(findings()) == ["credentials", "controller"]
 
     def nobody(data: Path) -> Credentials:
         raise UsageError("no controller runs there")
 
     monkeypatch.setattr(doctor.credentials, "from_data_folder", nobody)
-    assert found()["credentials"].level == "bad" and len(found()) == 1
+    assert findings()["credentials"].level == "bad" and len(findings()) == 1
 
 
 def test_expiring_credentials_are_reported(controller: Controller) -> None:
@@ -143,7 +143,7 @@ def test_expiring_credentials_are_reported(controller: Controller) -> None:
     controller.held = Credentials(
         url="https://hub", operator="ada", token="t", ca_pem="", certificate_pem="", key_pem="", expires=NOW + 86_400
     )
-    assert found()["credentials"].level == "warning"
+    assert findings()["credentials"].level == "warning"
 
 
 def test_doctor_exits_with_1_only_for_a_bad_finding(controller: Controller) -> None:

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say of themselves."""
+"""docs/cli.md equals the help texts of the commands."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ def test_every_command_and_option_has_help() -> None:
 
     def bare(command: click.Command, path: str) -> list[str]:
         found = [] if command.help else [path]
-        found += [f"{path} {one.opts[0]}" for one in command.params if isinstance(one, click.Option) and not one.help]
+        found += [
+            f"{path} {parameter.opts[0]}"
+            for parameter in command.params
+            if isinstance(parameter, click.Option) and not parameter.help
+        ]
         inner = command.commands.items() if isinstance(command, click.Group) else ()
-        return found + [missing for name, one in inner for missing in bare(one, f"{path} {name}")]
+        return found + [missing for name, subcommand in inner for missing in bare(subcommand, f"{path} {name}")]
 
     assert bare(cli, "edgectl") == []

@@ -55,7 +55,7 @@ def halves() -> tuple[list[CutSlice], list[frozenset[str]]]:
     layers = [layer.name for layer in model.graph.layers]
     sets = [frozenset(layers[:2]), frozenset(layers[:3])]
     slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
-    names = [one.slice.name for one in slices]
+    names = [slice_.slice.name for slice_ in slices]
     return slices, [frozenset(names[:1]), frozenset(names[:2]), frozenset()]
 
 
@@ -66,14 +66,14 @@ def test_each_row_has_a_compiled_slice_beside_its_cpu_slices(compiler: Path) -> 
     slices, rows = halves()
     made = edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows)
 
-    assert [one.compiled.covers for one in made] == [
+    assert [item.compiled.covers for item in made] == [
         (slices[0].slice.name,),
-        tuple(one.slice.name for one in slices[:2]),
+        tuple(slice_.slice.name for slice_ in slices[:2]),
     ]
-    assert [one.cut.slice.kernels for one in made] == ["edgetpu"] * 2
+    assert [item.cut.slice.kernels for item in made] == ["edgetpu"] * 2
     assert made[1].cut.slice.inputs == slices[0].slice.inputs
     assert made[1].cut.slice.outputs == slices[1].slice.outputs
-    assert [one.cut.files["model.tflite"] for one in made] == [(compiler / "compiled").read_bytes()] * 2
+    assert [item.cut.files["model.tflite"] for item in made] == [(compiler / "compiled").read_bytes()] * 2
     given = prepare_model((compiler / "given").read_bytes())
     assert [len(layer.nodes) for layer in given.graph.layers] == [1, 1, 1]
 

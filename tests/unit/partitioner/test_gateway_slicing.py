@@ -1,4 +1,4 @@
-"""A row over three tiers: cut, signed, and asked for half by half, at every pair of places where it may be cut."""
+"""A row over three tiers: cut, signed, and executed tier by tier, at every pair of cuts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cut_for(name: str, table: Plan) -> list[CutSlice]:
 def manifest_of(name: str, table: Plan) -> tuple[Manifest, list[CutSlice]]:
     """The release of one table, read back as a device reads it."""
     slices = cut_for(name, table)
-    seconds = {one.slice.name: 0.01 for one in slices}
+    seconds = {slice_.slice.name: 0.01 for slice_ in slices}
     made = tiny.manifest_of(tiny.prepared(name), slices)
     made = msgspec.structs.replace(made, plans={CLASS: to_release_plan(table, slices, seconds)})
     return decode_manifest(encode_manifest(made)), slices
@@ -77,11 +77,11 @@ def test_every_three_tier_cut_equals_the_whole_bit_for_bit(name: str, tmp_path: 
         tiny.write_slices(folder, slices)
         programs = load_slices(manifest, lambda one, at=folder: at / one, OnnxRuntime())
         live = run_slices(programs, row.device, feeds)
-        at_edge = run_slices(programs, gateway_part(row).remote, {one: live[one] for one in row.sends})
+        at_edge = run_slices(programs, gateway_part(row).remote, {name: live[name] for name in row.sends})
         far = remote_half_beyond(row)
-        beyond = run_slices(programs, far.remote, {one: at_edge[one] for one in far.sends})
-        back = {one: at_edge[one] for one in gateway_part(row).receives if one in row.receives}
-        back |= {one: beyond[one] for one in far.receives}
+        beyond = run_slices(programs, far.remote, {name: at_edge[name] for name in far.sends})
+        back = {name: at_edge[name] for name in gateway_part(row).receives if name in row.receives}
+        back |= {name: beyond[name] for name in far.receives}
         assert set(back) == set(row.receives), (device, edge)
         assert tiny.same_bits({**live, **back}, whole), (device, edge)
         assert gateway_slices(manifest) == set(row.remote)

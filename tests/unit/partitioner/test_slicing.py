@@ -76,7 +76,7 @@ def test_preparing_changes_no_output(name: str) -> None:
 
 def test_slices_are_numbered_in_the_order_they_run() -> None:
     """Names say where a slice stands and where it begins."""
-    names = [one.slice.name for one in cut("chain", frozenset({"stem/Conv", "conv1"}))]
+    names = [slice_.slice.name for slice_ in cut("chain", frozenset({"stem/Conv", "conv1"}))]
     assert names == ["s01-stem-conv", "s02-wide"]
 
 
@@ -86,15 +86,15 @@ def test_each_row_is_a_union_of_slices_that_can_run() -> None:
     rng = random.Random(3)
     for _ in range(20):
         sets = [tiny.closed_set(model.graph, rng) for _ in range(4)]
-        slices = [one.slice for one in cut("branches", *sets)]
+        slices = [slice_.slice for slice_ in cut("branches", *sets)]
         for device in sets:
-            here = [one for one in slices if device.issuperset(one.layers)]
-            there = [one for one in slices if device.isdisjoint(one.layers)]
+            here = [slice_ for slice_ in slices if device.issuperset(slice_.layers)]
+            there = [slice_ for slice_ in slices if device.isdisjoint(slice_.layers)]
             assert len(here) + len(there) == len(slices)
             live = set(model.graph.inputs)
-            for one in here + there:
-                assert live.issuperset(tensor.name for tensor in one.inputs)
-                live.update(tensor.name for tensor in one.outputs)
+            for slice_ in here + there:
+                assert live.issuperset(tensor.name for tensor in slice_.inputs)
+                live.update(tensor.name for tensor in slice_.outputs)
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -127,7 +127,7 @@ def test_cutting_twice_gives_the_same_bytes() -> None:
     again = prepare_model(tiny.chain())
     half = frozenset({"stem/Conv", "conv1"})
     twice = cut_slices(again, again.graph, atoms(again.graph, [half]), None)
-    assert [one.slice for one in twice] == [one.slice for one in cut("chain", half)]
+    assert [slice_.slice for slice_ in twice] == [slice_.slice for slice_ in cut("chain", half)]
 
 
 def test_new_table_resends_only_graphs() -> None:
@@ -135,11 +135,11 @@ def test_new_table_resends_only_graphs() -> None:
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
     tables = [[frozenset(layers[:count])] for count in range(len(layers) + 1)]
     stored = [
-        {chunk.sha256 for one in cut("chain", *sets) for file in one.slice.files[1:] for chunk in file.chunks}
+        {chunk.sha256 for slice_ in cut("chain", *sets) for file in slice_.slice.files[1:] for chunk in file.chunks}
         for sets in tables
     ]
     assert stored[0]
-    assert all(one == stored[0] for one in stored)
+    assert all(digests == stored[0] for digests in stored)
 
 
 def test_new_weights_change_only_their_chunks() -> None:
@@ -158,10 +158,10 @@ def test_chunks_are_the_files(name: str) -> None:
     """Chunks joined are the files, named by their digests, none too large, and the manifest takes them."""
     slices = cut(name)
     chunks = chunk_bytes(slices)
-    for one in slices:
-        for file in one.slice.files:
+    for slice_ in slices:
+        for file in slice_.slice.files:
             data = b"".join(chunks[chunk.sha256] for chunk in file.chunks)
-            assert data == one.files[file.name]
+            assert data == slice_.files[file.name]
             assert hashlib.sha256(data).hexdigest() == file.sha256
             assert all(0 < chunk.bytes <= LIMITS.chunk_bytes for chunk in file.chunks)
     manifest = tiny.manifest_of(tiny.prepared(name), slices)
@@ -201,8 +201,8 @@ def test_release_plan_names_slices() -> None:
         Row(name="remote", sends=("x",), receives=("y", "seen"), up_bytes=512),
     )
     slices = cut("branches", *(frozenset(row.layers) for row in rows))
-    plan = to_release_plan(table(rows), slices, {one.slice.name: 0.1 for one in slices})
-    names = tuple(one.slice.name for one in slices)
+    plan = to_release_plan(table(rows), slices, {slice_.slice.name: 0.1 for slice_ in slices})
+    names = tuple(slice_.slice.name for slice_ in slices)
     assert [(row.device, row.remote, row.layers) for row in plan.rows] == [
         (names, (), ()),
         (names[:1], names[1:], ()),

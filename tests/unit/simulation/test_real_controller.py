@@ -1,4 +1,4 @@
-"""Simulated devices at a real controller: what they emulate."""
+"""Simulated devices at a real controller, and the links that they emulate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Credentials for an offload server on another machine: by the installation's own authority, for the names given."""
+"""Credentials for an offload server on another machine: issued by the installation's own authority, for the given
+names."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def written(data: Path, out: Path, *words: str) -> Path:
     arguments = ["offload", "credentials", "--out", str(out), "--json", *words]
     done = CliRunner().invoke(cli, ["--data", str(data), *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert [Path(one).name for one in json.loads(done.output)["files"]] == ["ca.pem", "offload.key", "offload.pem"]
+    assert [Path(file).name for file in json.loads(done.output)["files"]] == ["ca.pem", "offload.key", "offload.pem"]
     return out
 
 
@@ -32,7 +33,7 @@ def test_server_credentials_are_valid_for_the_given_names(tmp_path: Path) -> Non
     certificate = x509.load_pem_x509_certificate((out / "offload.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(names.get_values_for_type(x509.DNSName)) == {"offload.example"}
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.3"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.3"]
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH]
     assert (out / "ca.pem").read_text() == authority.ca_pem

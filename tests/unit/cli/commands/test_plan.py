@@ -244,7 +244,7 @@ def test_check_of_an_invalid_model_exits_with_3(
     assert "pickle" in capsys.readouterr().err
 
 
-class Registered:
+class OneModelController:
     """A controller that has one model."""
 
     asked: dict[str, Any]
@@ -266,7 +266,7 @@ def test_a_registered_model_is_checked_with_its_stored_spec(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its file, its input spec and its bindings come from the controller; they cannot be given again."""
-    monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: Registered())
+    monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: OneModelController())
     found = as_json(monkeypatch, capsys, "check", "door")
     assert found["model"] == "door@3" and found["cuts"][0]["sends"] == ["frame"] and found["is_safe"]
     assert edgectl(monkeypatch, "check", "door", "--bind", "batch=1") == 2
@@ -276,7 +276,7 @@ def test_a_registered_model_is_planned_with_the_controllers_costs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Device profile and lossy codecs are requested where they are needed; options for model files are refused."""
-    controller = Registered()
+    controller = OneModelController()
     monkeypatch.setattr("edgesplit_cli.commands.plan.connect", lambda data: controller)
     found = as_json(monkeypatch, capsys, "plan", "door", "--device", "raspberrypi4", "--allow-loss", "1%")
     assert found["model"] == "doorbell@1"
@@ -291,7 +291,7 @@ def test_a_local_device_profile_was_unknown_to_the_controller(
     text = resources.files(PROFILE_PACKAGE).joinpath("jetson-nano.yaml").read_text("utf-8")
     (tmp_path / "mine.yaml").write_text(text.replace("name: jetson-nano", "name: mine"))
 
-    class WithCosts(Registered):
+    class WithCosts(OneModelController):
         def get(self, path: str, **query: Any) -> Any:
             shown = super().get(path, **query)
             if not path.endswith("/costs"):
@@ -528,7 +528,7 @@ def test_names_with_markup_are_printed_literally(
 ) -> None:
     """Brackets are no style and dollars no formula: a layer or model may have any name."""
     costs = chain_costs()
-    layers = tuple(msgspec.structs.replace(one, name=f"{one.name}{name}") for one in costs.layers)
+    layers = tuple(msgspec.structs.replace(layer, name=f"{layer.name}{name}") for layer in costs.layers)
     costs_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, layers=layers, model=name)))
     plot = tmp_path / "plan.svg"
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--explain", "--plot", plot) == 0
@@ -580,7 +580,7 @@ def test_three_tier_cuts_name_the_tiers_of_the_rest() -> None:
     edge = {"name": "cut-1", "split_after": "conv", "remote_layers": 3}
     both = edge | {"hops": [{"remote": ["head"]}]}
     cloud = edge | {"hops": [{"remote": ["a", "b", "head"]}]}
-    assert [label(one, tiers) for one in (edge, both, cloud)] == [
+    assert [label(row, tiers) for row in (edge, both, cloud)] == [
         "after conv, rest on edge",
         "after conv, rest on edge and cloud",
         "after conv, rest on cloud",

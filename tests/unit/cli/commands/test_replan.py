@@ -1,4 +1,4 @@
-"""What operators type about plans that grow old, and what they are shown."""
+"""The commands for drift, proposals and replanning policies, and their output."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_drift_is_shown_beside_the_planned_values(controller: Controller) -> Non
     """With factors, units, the kind of devices, and the proposed change."""
     said = typed("model", "drift", "digits")
     assert controller.asked == [("/v1/drift", {"model": "digits"})]
-    for told in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
-        assert told in said, said
+    for text in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
+        assert text in said, said
     typed("model", "drift", "--look")
     assert ("/v1/drift/inspect", {}) in controller.asked
 
@@ -90,8 +90,8 @@ def test_proposals_are_listed_with_prediction_and_devices(controller: Controller
     """They are accepted or dismissed by their number."""
     said = typed("rollout", "proposals")
     assert controller.asked[0] == ("/v1/proposals", {"open": "true"})
-    for told in ("7  open", "2 raspberrypi4 of group roof", "predicted (emulated devices)", "100.0 ms", "after conv"):
-        assert told in said, said
+    for text in ("7  open", "2 raspberrypi4 of group roof", "predicted (emulated devices)", "100.0 ms", "after conv"):
+        assert text in said, said
     assert "abababababababab" in typed("rollout", "accept", "7") and "dismissed" in typed("rollout", "dismiss", "7")
     assert [path for path, _ in controller.asked[1:]] == ["/v1/proposals/7/accept", "/v1/proposals/7/dismiss"]
 

@@ -1,4 +1,4 @@
-"""`edgectl sim`: what it says, what it refuses, and that nothing is left behind."""
+"""`edgectl sim`: its output, its refusals, and that it leaves no files behind."""
 
 from __future__ import annotations
 

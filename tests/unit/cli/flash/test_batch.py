@@ -1,4 +1,4 @@
-"""`edgectl flash --batch`: many cards, a name and a claim for each, and no card twice."""
+"""`edgectl flash --batch`: many cards, a name and a claim for each, and no card written twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Controller:
         raise NotFound("no such device")
 
 
-class Bench:
+class FlashBatchCommand:
     """Types `edgectl flash` with an image of Trixie."""
 
     def __init__(self, folder: Path, controller: Controller) -> None:
@@ -66,12 +66,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlashBatchCommand:
     needs_card_tools()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Controller()
     monkeypatch.setattr("edgesplit_cli.commands.flash.connect", lambda data: made)
-    return Bench(tmp_path, made)
+    return FlashBatchCommand(tmp_path, made)
 
 
 def claim_on(card: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def claim_on(card: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_batch_resumes_after_the_cards_in_its_journal(bench: Bench) -> None:
+def test_a_batch_resumes_after_the_cards_in_its_journal(bench: FlashBatchCommand) -> None:
     """Each card gets a name and a claim; a card that the journal lists as done is not written again; a second call
     finds nothing to do."""
     table = bench.table("cams.csv", "hall-1,halls,room=a;floor=1", "hall-2,halls,", "hall-3,,")
@@ -87,9 +87,9 @@ def test_a_batch_resumes_after_the_cards_in_its_journal(bench: Bench) -> None:
 
     told = json.loads(bench.flash("--batch", str(table), "--to", str(bench.folder / "{hostname}.img"), "--json").stdout)
 
-    assert [one["device"] for one in told] == ["hall-1", "hall-3"]
+    assert [card["device"] for card in told] == ["hall-1", "hall-3"]
     claims = [claim_on(bench.folder / f"{name}.img") for name in ("hall-1", "hall-3")]
-    assert [one["device"] for one in claims] == ["hall-1", "hall-3"] and claims[0]["token"] != claims[1]["token"]
+    assert [claim["device"] for claim in claims] == ["hall-1", "hall-3"] and claims[0]["token"] != claims[1]["token"]
     assert not (bench.folder / "hall-2.img").exists()
     assert bench.controller.asked[0]["group"] == "halls"
     assert bench.controller.asked[0]["labels"] == {"room": "a", "floor": "1"}
@@ -97,7 +97,9 @@ def test_a_batch_resumes_after_the_cards_in_its_journal(bench: Bench) -> None:
     assert "has its card" in again.stdout
 
 
-def test_a_batch_with_one_reader_refuses_a_card_already_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_with_one_reader_refuses_a_card_already_written(
+    bench: FlashBatchCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second card is the first, inserted again: it is refused, and the prompt repeats until another is inserted."""
     machine = Machine(bench.folder / "machine")
     node = machine.disk("sdb", 48 * MIB)
@@ -129,7 +131,7 @@ def test_a_batch_with_one_reader_refuses_a_card_already_written(bench: Bench, mo
     assert claim_on(first)["device"] == "door-1" and claim_on(node)["device"] == "door-2"
 
 
-def test_a_failed_card_is_repeated_by_the_next_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_card_is_repeated_by_the_next_batch(bench: FlashBatchCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that was pulled out is in no journal, has no partition table, and its device gets another."""
     table, write = bench.table("fails.csv", "gate-1,,", "gate-2,,"), cards.write
 
@@ -146,4 +148,4 @@ def test_a_failed_card_is_repeated_by_the_next_batch(bench: Bench, monkeypatch: 
     assert (bench.folder / "gate-2.img").read_bytes()[:512] == bytes(512)
 
     told = json.loads(bench.flash("--batch", str(table), "--to", to, "--json").stdout)
-    assert [one["device"] for one in told] == ["gate-2"]
+    assert [card["device"] for card in told] == ["gate-2"]

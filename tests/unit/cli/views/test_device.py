@@ -1,4 +1,4 @@
-"""What people read of a device's power: `edgectl device show`, and the agent's options."""
+"""Power figures for operators: `edgectl device show`, and the agent's options."""
 
 from __future__ import annotations
 

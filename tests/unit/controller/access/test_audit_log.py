@@ -1,4 +1,4 @@
-"""The audit log: on SQLite and on PostgreSQL, lines are only added, and what was done to them otherwise is noticed."""
+"""The audit log on SQLite and PostgreSQL: lines are only appended, and any other change is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delays for who guesses, on a clock moved by hand."""
+"""Login delays after failed attempts, with a manual clock."""
 
 from __future__ import annotations
 

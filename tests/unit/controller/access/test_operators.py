@@ -1,4 +1,4 @@
-"""Operators and sessions as the database has them, on SQLite and on PostgreSQL; their secrets."""
+"""Operators, sessions and their secrets, stored on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_operator_is_added_authenticated_revoked_and_added_again(
         operators.rotate("alice", "", ALL)
     second = operators.add(NewOperator("alice", Role.VIEWER), "", ALL)
     assert active(first.token) is None and active(second.token) is not None
-    assert [one["name"] for one in operators.all(ALL)] == ["alice", OWNER]
+    assert [operator["name"] for operator in operators.all(ALL)] == ["alice", OWNER]
 
 
 def test_an_expired_operator_needs_a_new_expiry_to_be_renewed(database: Database) -> None:

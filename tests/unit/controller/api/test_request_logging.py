@@ -1,4 +1,4 @@
-"""What is logged for a request says which one, and about whom: in JSON and in text, across threads."""
+"""Log lines of a request carry its context: in JSON and in text, across threads."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def lines() -> Any:
     root.setLevel(before)
 
 
-def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") -> None:
-    """One request of an application that logs, and learns on the way who asks."""
+def send_request(method: str = "POST", path: str = "/v1/deployments", trace: str = "") -> None:
+    """Send one request to an application that logs, and that authenticates the operator on the way."""
     log = logging.getLogger("edgesplit_controller.test")
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -60,7 +60,7 @@ def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") 
 def test_log_lines_of_a_request_carry_its_context(lines: Any) -> None:
     """Route name, trace and operator, also on a worker thread that serves the request; the change itself is one
     line."""
-    asked(trace=f"00-{TRACE}-00f067aa0ba902b7-01")
+    send_request(trace=f"00-{TRACE}-00f067aa0ba902b7-01")
     work, change = lines()
     for line in (work, change):
         assert (line["request_id"], line["trace_id"], line["operator"]) == ("abc", TRACE, "anna")
@@ -69,7 +69,7 @@ def test_log_lines_of_a_request_carry_its_context(lines: Any) -> None:
 
 def test_reads_log_at_debug_level_and_paths_are_escaped(lines: Any) -> None:
     """Line breaks and terminal codes in a path are escaped, a long path is truncated."""
-    asked("GET", "/v1/devices/\n\x1b[31m" + "x" * 5_000)
+    send_request("GET", "/v1/devices/\n\x1b[31m" + "x" * 5_000)
     _, read = lines()
     assert read["level"] == "debug" and "\\n\\x1b" in read["message"] and len(read["message"]) < 400
 

@@ -1,4 +1,4 @@
-"""Further processes of one controller: their numbers, their names, and what they are told."""
+"""Additional processes of one controller: their numbers, names and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backups: whole or nothing, sealed where keys are in them, and from either database into either."""
+"""Backups: complete or refused, encrypted where they contain keys, and from either database into either."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def opened(raw: bytes, opener: BackupKey = SECRET) -> bytes:
         return reader.read() or b""
 
 
-class Place:
+class FilledDataFolder:
     """A controller's data folder that no controller runs on, with something of everything in it."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
@@ -98,7 +98,8 @@ def rows_of(url: str) -> dict[str, list[tuple[Any, ...]]]:
     with database.read() as session:
         models = Model, ReleaseRow, Deployment, Device, TelemetryRow
         found = {
-            one.__tablename__: [tuple(row) for row in session.execute(select(*one.__table__.columns))] for one in models
+            model.__tablename__: [tuple(row) for row in session.execute(select(*model.__table__.columns))]
+            for model in models
         }
     database.close()
     return found
@@ -118,7 +119,7 @@ def test_a_backup_restores_database_keys_metadata_and_blobs(
 ) -> None:
     """From either database into either: every row, key, metadata file and blob."""
     other = database_url if database_url.startswith("postgresql") else ""
-    place = Place(tmp_path, other)
+    place = FilledDataFolder(tmp_path, other)
     target = ""
     if into == "postgresql":
         postgres: Postgres = request.getfixturevalue("postgres")
@@ -151,7 +152,7 @@ def test_a_backup_restores_database_keys_metadata_and_blobs(
 
 def test_a_backup_without_keys_contains_no_secret(tmp_path: Path) -> None:
     """It needs no passphrase, and is restored into a folder that has the keys."""
-    place = Place(tmp_path)
+    place = FilledDataFolder(tmp_path)
     place.backup(BackupKey(), keys=False)
     whole = place.file.read_bytes()
     for secret in ("keys/ca.key", "operator.token", "tuf/keys/root.pem"):
@@ -169,7 +170,7 @@ def test_a_backup_without_keys_contains_no_secret(tmp_path: Path) -> None:
 
 def test_a_backup_with_keys_is_encrypted(tmp_path: Path) -> None:
     """Without a passphrase or a recipient it is refused; with a wrong one it does not open."""
-    place = Place(tmp_path)
+    place = FilledDataFolder(tmp_path)
     with pytest.raises(UsageError, match="is sealed"):
         place.backup(BackupKey())
     assert not place.file.exists()
@@ -201,7 +202,7 @@ def test_a_backup_for_a_recipient_opens_with_that_key_only(tmp_path: Path) -> No
 
 def test_restore_overwrites_nothing_without_force(tmp_path: Path, postgres: Postgres) -> None:
     """Neither a file, nor a folder with content, nor a database; with force the folder is renamed and kept."""
-    place = Place(tmp_path)
+    place = FilledDataFolder(tmp_path)
     place.backup()
     with pytest.raises(UsageError, match="is there already"):
         place.backup()
@@ -221,7 +222,7 @@ def test_restore_overwrites_nothing_without_force(tmp_path: Path, postgres: Post
 
 def test_backup_fails_on_a_damaged_blob(tmp_path: Path) -> None:
     """The blob is named, and no backup file remains."""
-    place = Place(tmp_path)
+    place = FilledDataFolder(tmp_path)
     BlobStore(place.data / "blobs").path(place.blob).write_bytes(b"rotten")
     with pytest.raises(UsageError, match=place.blob[:12]):
         place.backup()
@@ -232,7 +233,7 @@ def test_restore_of_a_corrupt_backup_changes_nothing(tmp_path: Path) -> None:
     """Truncated anywhere or with any byte changed, it is refused and the data is unchanged; an unencrypted one as far
     as its hashes reach."""
     for opener, keys in ((SECRET, True), (BackupKey(), False)):
-        place = Place(tmp_path / str(keys))
+        place = FilledDataFolder(tmp_path / str(keys))
         place.backup(opener, keys=keys)
         good = place.file.read_bytes()
         back = tmp_path / f"back {keys}"

@@ -1,4 +1,4 @@
-"""How the parts of an installation are: what each process noted, and what an operator is told to do."""
+"""Health of an installation's components: the observations of each process, and the advice for operators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def noting(world: FleetHarness, process: int, *looks: Probe) -> StatusRecorder:
     return StatusRecorder(world.database, process, looks, now=lambda: world.now)
 
 
-class Line:
+class BrokerSession:
     """A session at a broker that a test connects."""
 
     connected = True
@@ -45,13 +45,13 @@ class Line:
 
 
 def named(shown: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    (found,) = [one for one in shown if one["name"] == name]
+    (found,) = [row for row in shown if row["name"] == name]
     return found
 
 
 def test_a_failed_component_is_listed_first_with_time_and_advice(world: FleetHarness, tmp_path: Path) -> None:
     """It is reported good again as soon as it recovers; the time is that of the change, not of the last check."""
-    line = Line()
+    line = BrokerSession()
     mine = noting(world, 1, broker_probe(line, "mqtts://hub:8883"))
     mine.step()
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
@@ -62,7 +62,7 @@ def test_a_failed_component_is_listed_first_with_time_and_advice(world: FleetHar
         world.now += REFRESH_S
     shown = parts_of(world, tmp_path).to_dicts()
     first = named(shown, "broker")
-    assert first == next(one for one in shown if one["state"] == "bad" and one["name"] == "broker")
+    assert first == next(row for row in shown if row["state"] == "bad" and row["name"] == "broker")
     assert (
         first["since"] == broke
         and "the certificate has expired" in first["text"]
@@ -112,11 +112,11 @@ def test_gateways_and_cloud_links_are_limited_to_the_operators_groups(world: Fle
     world.put(*(GatewayRouteRow(device=name, gateway="gate") for name in ("cam-1", "cam-2")))
     world.birth("other-gate", "cam-1", "cam-2")
     parts = parts_of(world, tmp_path)
-    gateways = {one["subject"]: one for one in parts.to_dicts() if one["name"] == "gateway"}
+    gateways = {part["subject"]: part for part in parts.to_dicts() if part["name"] == "gateway"}
     assert gateways["gate"]["state"] == "bad" and "2 devices behind it" in gateways["gate"]["text"]
     assert gateways["other-gate"]["state"] == "good"
-    assert [one["subject"] for one in parts.to_dicts(["lab"]) if one["name"] == "gateway"] == ["other-gate"]
-    assert all(one["name"] != "way to the cloud" for one in parts.to_dicts())
+    assert [part["subject"] for part in parts.to_dicts(["lab"]) if part["name"] == "gateway"] == ["other-gate"]
+    assert all(part["name"] != "way to the cloud" for part in parts.to_dicts())
     world.devices.ingest([("cam-1", telemetry(1, 0)), ("cam-2", telemetry(1, 0))])
     assert named(parts.to_dicts(), "way to the cloud")["text"] == "2 of 2 devices that are online reach it"
 
@@ -126,10 +126,10 @@ def test_database_disk_histories_and_processes_are_always_listed(world: FleetHar
     leased = LeaseRow(name="controller", holder="me", token=1, expires=4e9)
     world.put(leased, LeaseRow(name="process 1", holder="me", token=1, expires=4e9))
     shown = parts_of(world, tmp_path, behind=1_000_000).to_dicts()
-    assert {"database", "disk", "histories", "processes"} == {one["name"] for one in shown}
+    assert {"database", "disk", "histories", "processes"} == {row["name"] for row in shown}
     assert named(shown, "histories")["state"] == "bad" and "answers in" in named(shown, "database")["text"]
     assert named(shown, "processes")["text"] == "1 is here"
-    assert {one["name"] for one in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
+    assert {row["name"] for row in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def plain_server() -> Iterator[str]:
 
 def test_an_unreachable_offload_server_reports_the_reason(plain_server: str) -> None:
     """No listener, and a listener that is another program: both are bad, and neither raises."""
-    child = Line()
+    child = BrokerSession()
     child.restarts = 2
     gone = offload_probe("https://127.0.0.1:1", ssl.create_default_context(), child)()
     assert gone.state == "bad" and "does not answer" in gone.text and "started again 2 times" in gone.text

@@ -1,4 +1,4 @@
-"""What the dashboard's pages are told: the fleet as rows, plans as curves, files as they were built."""
+"""Data of the dashboard's pages: the fleet as rows, plans as curves, the built files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_every_device_problem_yields_a_cause() -> None:
     has none."""
     reported = {"safe_mode": "3 starts in a row", "statement_problem": "expired", "models": []}
     told = {"models": [{"problem": "worker lost"}], "power": {"under_voltage": True}}
-    words = [one["cause"].split(":")[0] for one in failure_causes(reported, told)]
+    words = [cause["cause"].split(":")[0] for cause in failure_causes(reported, told)]
     assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
     assert failure_causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
 

@@ -1,5 +1,5 @@
-"""What changed, read from the database and told to who follows: nothing missed, nothing kept for the slow, nothing told
-to who may not know."""
+"""Changes read from the database and sent to followers: none is missed, slow followers are bounded, and scoped
+operators receive only their groups."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ChangeFeedHarness:
         return found
 
 
-async def told(stream: AsyncIterator[bytes]) -> str:
+async def next_kind(stream: AsyncIterator[bytes]) -> str:
     """The next event's kind."""
     raw = await asyncio.wait_for(anext(stream), 60)
     return raw.split(b"\n")[0].removeprefix(b"event: ").decode()
@@ -174,9 +174,9 @@ def test_one_poll_serves_every_follower() -> None:
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as one, aclosing(world.hub.follow()) as other:
-            assert [await told(one), await told(other)] == ["hello", "hello"]
+            assert [await next_kind(one), await next_kind(other)] == ["hello", "hello"]
             world.waiting = [Change("device", "a")]
-            assert [await told(one), await told(other)] == ["device", "device"]
+            assert [await next_kind(one), await next_kind(other)] == ["device", "device"]
         polls = asyncio.all_tasks() - {asyncio.current_task()}
         assert len(polls) == 1
         await asyncio.wait_for(asyncio.gather(*polls), 60)
@@ -189,9 +189,9 @@ def test_streams_survive_an_unavailable_database() -> None:
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
-            assert await told(stream) == "hello"
+            assert await next_kind(stream) == "hello"
             world.failing, world.waiting = True, [Change("device", "a")]
-            assert await told(stream) == "device"
+            assert await next_kind(stream) == "device"
 
     run(story)
 
@@ -213,10 +213,10 @@ def test_shutdown_ends_all_streams() -> None:
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
-            assert await told(stream) == "hello"
+            assert await next_kind(stream) == "hello"
             await asyncio.to_thread(world.hub.request_stop)
             with pytest.raises(StopAsyncIteration):
-                await told(stream)
+                await next_kind(stream)
 
     run(story)
 
@@ -226,7 +226,7 @@ def test_number_of_followers_is_bounded() -> None:
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
-            assert await told(stream) == "hello"
+            assert await next_kind(stream) == "hello"
             with pytest.raises(Busy):
                 world.hub.follow()
 

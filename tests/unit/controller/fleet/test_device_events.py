@@ -1,4 +1,4 @@
-"""What follows from a batch of device messages, in which order, and what does not."""
+"""Effects of a batch of device messages, and their order."""
 
 from __future__ import annotations
 

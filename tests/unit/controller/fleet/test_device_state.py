@@ -1,4 +1,4 @@
-"""What may be believed of a device: order, age, and why it is not as it should be. Tables and properties."""
+"""The reported state of a device: order, age, and its difference from the desired state. Tables and properties."""
 
 from __future__ import annotations
 
@@ -146,35 +146,35 @@ def test_measurement_time_is_bounded(then: DeviceTime, sent: DeviceTime) -> None
     assert NOW - device_state.MAX_AGE_S <= at <= NOW
 
 
-def told(**changes: Any) -> DesiredVsReported:
+def compare_with(**changes: Any) -> DesiredVsReported:
     given_ = {"state": "online", "session": 9, "counter": 5, "statement_releases": frozenset({("m", "new")})}
     return DesiredVsReported(**{**given_, "reported_session": 9, "acted_upon": 5, **changes})  # type: ignore[arg-type]
 
 
-def said(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
+def model_state(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
     return {"model": "m", "release": release, "desired_release": wanted, "state": state, "detail": detail}
 
 
 @pytest.mark.parametrize(
     ("device", "model", "reason"),
     [
-        (told(), said("running", release="new"), "as desired"),
-        (told(), said("trial", release="new"), "on trial"),
-        (told(), said("fetching"), "fetching"),
-        (told(), said("fetching", detail="waiting for the download window"), "waiting"),
-        (told(), said("staged"), "staged"),
-        (told(), said("failed", detail="no room"), "failed"),
-        (told(), said("rolled back", detail="golden input"), "rolled back"),
-        (told(), said("safe mode"), "safe mode"),
-        (told(), said("running", release="old", wanted="old"), "not applied"),
-        (told(), None, "not applied"),
-        (told(acted_upon=4), said("running", release="new"), "not applied"),
-        (told(acted_upon=4, statement_problem="expired"), said("running"), "refused"),
-        (told(state="stale"), said("running", release="new"), "stale"),
-        (told(state="offline"), said("running", release="new"), "offline"),
-        (told(state="offline"), None, "offline"),
-        (told(reported_session=8), said("running", release="new"), "older session"),
-        (told(statement_releases=frozenset()), said("running"), "not published"),
+        (compare_with(), model_state("running", release="new"), "as desired"),
+        (compare_with(), model_state("trial", release="new"), "on trial"),
+        (compare_with(), model_state("fetching"), "fetching"),
+        (compare_with(), model_state("fetching", detail="waiting for the download window"), "waiting"),
+        (compare_with(), model_state("staged"), "staged"),
+        (compare_with(), model_state("failed", detail="no room"), "failed"),
+        (compare_with(), model_state("rolled back", detail="golden input"), "rolled back"),
+        (compare_with(), model_state("safe mode"), "safe mode"),
+        (compare_with(), model_state("running", release="old", wanted="old"), "not applied"),
+        (compare_with(), None, "not applied"),
+        (compare_with(acted_upon=4), model_state("running", release="new"), "not applied"),
+        (compare_with(acted_upon=4, statement_problem="expired"), model_state("running"), "refused"),
+        (compare_with(state="stale"), model_state("running", release="new"), "stale"),
+        (compare_with(state="offline"), model_state("running", release="new"), "offline"),
+        (compare_with(state="offline"), None, "offline"),
+        (compare_with(reported_session=8), model_state("running", release="new"), "older session"),
+        (compare_with(statement_releases=frozenset()), model_state("running"), "not published"),
     ],
 )
 def test_each_desired_reported_difference_has_a_reason(
@@ -182,12 +182,12 @@ def test_each_desired_reported_difference_has_a_reason(
 ) -> None:
     """An offline device never counts as converged, whatever it reported last."""
     found = device_state.find_differences({"m": "new"}, [model] if model else [], device)
-    assert [one.kind for one in found] == [reason]
+    assert [item.kind for item in found] == [reason]
 
 
 def test_a_model_no_longer_desired_is_unwanted() -> None:
     """It stays listed until the device has stopped it."""
-    (found,) = device_state.find_differences({}, [said("running", wanted="")], told())
+    (found,) = device_state.find_differences({}, [model_state("running", wanted="")], compare_with())
     assert (found.kind, found.running, found.desired) == ("not desired", "old", "")
 
 

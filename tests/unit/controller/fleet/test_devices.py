@@ -1,4 +1,4 @@
-"""Devices: who they are, whether they live, what each is told. Decided on values, with the clock in hand."""
+"""Devices: enrolment, liveness and statements, with a manual clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.immediate_deployment import deploy
 STALE_S = 10.0
 
 
-class Bench:
+class DevicesHarness:
     """Devices and a director on one folder, with a clock that is set by hand."""
 
     def __init__(self, folder: Path, database_url: str, **limits: int) -> None:
@@ -72,8 +72,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, database_url: str) -> Bench:
-    return Bench(tmp_path, database_url)
+def bench(tmp_path: Path, database_url: str) -> DevicesHarness:
+    return DevicesHarness(tmp_path, database_url)
 
 
 def birth(session: int, start: str = "", certificate: int | str = "") -> messages.Birth:
@@ -95,7 +95,7 @@ def telemetry(session: int, sequence: int = 1) -> messages.Telemetry:
     )
 
 
-def test_a_dead_device_is_never_listed_as_online(bench: Bench) -> None:
+def test_a_dead_device_is_never_listed_as_online(bench: DevicesHarness) -> None:
     """The state after each message, with older sessions and redelivered messages among them."""
     bench.enrol()
     assert bench.devices.state(bench.devices.get("cam")) == "offline"
@@ -121,7 +121,7 @@ def test_a_dead_device_is_never_listed_as_online(bench: Bench) -> None:
         assert bench.hear(message) == state, f"step {step}: {message}"
 
 
-def test_messages_of_unknown_and_revoked_devices_are_ignored(bench: Bench) -> None:
+def test_messages_of_unknown_and_revoked_devices_are_ignored(bench: DevicesHarness) -> None:
     """They change nothing, and messages of other devices in the same batch are handled."""
     bench.enrol()
     bench.devices.ingest([("stranger", birth(1)), ("cam", birth(1))])
@@ -132,7 +132,7 @@ def test_messages_of_unknown_and_revoked_devices_are_ignored(bench: Bench) -> No
         bench.devices.get("stranger")
 
 
-def test_a_claim_token_is_valid_once_for_one_key_until_expiry(bench: Bench) -> None:
+def test_a_claim_token_is_valid_once_for_one_key_until_expiry(bench: DevicesHarness) -> None:
     """A wrong token, one used with another key and an expired one get the same answer."""
     token, expires = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", expires_s=100))
     assert expires == bench.now + 100
@@ -150,8 +150,8 @@ def test_a_claim_token_is_valid_once_for_one_key_until_expiry(bench: Bench) -> N
         assert token not in str([row.__dict__ for row in session.query(devices_module.ClaimRow)])
 
 
-def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench) -> None:
-    """A device whose card was replaced counts its sessions from one; what it is told still only grows."""
+def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: DevicesHarness) -> None:
+    """A device whose card was replaced counts its sessions from one; its statements' counter still only grows."""
     bench.enrol()
     bench.release("a1")
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
@@ -164,7 +164,7 @@ def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench
     assert bench.devices.get("cam").counter == counter
 
 
-def test_claiming_an_enrolled_name_needs_replace(bench: Bench) -> None:
+def test_claiming_an_enrolled_name_needs_replace(bench: DevicesHarness) -> None:
     """A name is free again once its device is revoked."""
     bench.enrol()
     with pytest.raises(Conflict, match="`--replace`"):
@@ -174,7 +174,7 @@ def test_claiming_an_enrolled_name_needs_replace(bench: Bench) -> None:
     assert bench.enrol(key="other").fresh
 
 
-def test_the_first_claim_used_voids_others_for_the_name(bench: Bench) -> None:
+def test_the_first_claim_used_voids_others_for_the_name(bench: DevicesHarness) -> None:
     """A leaked second claim cannot take the name from the enrolled device."""
     wish = ClaimRequest(device="cam", device_class="raspberrypi4")
     first, second = (bench.devices.claim(wish)[0] for _ in range(2))
@@ -183,7 +183,7 @@ def test_the_first_claim_used_voids_others_for_the_name(bench: Bench) -> None:
         bench.devices.enrol(second, bench.csr("b"), bench.authority.sign_request)
 
 
-def test_the_certificate_of_replaced_hardware_is_revoked(bench: Bench) -> None:
+def test_the_certificate_of_replaced_hardware_is_revoked(bench: DevicesHarness) -> None:
     """It is on the revocation list from the moment the replacement enrols, and not before."""
     old = serial_of(bench.enrol())
     token, _ = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", replace=True))
@@ -192,7 +192,7 @@ def test_the_certificate_of_replaced_hardware_is_revoked(bench: Bench) -> None:
     assert bench.devices.revoked_serials() == [old]
 
 
-def test_messages_of_a_revoked_device_end_its_session(bench: Bench) -> None:
+def test_messages_of_a_revoked_device_end_its_session(bench: DevicesHarness) -> None:
     """The session outlived the revocation and is closed; the broker's last will for it is no sign of life."""
     serial = serial_of(bench.enrol())
     bench.devices.revoke("cam")
@@ -201,12 +201,12 @@ def test_messages_of_a_revoked_device_end_its_session(bench: Bench) -> None:
     assert bench.devices.ingest([("cam", telemetry(3))]).intruders == {"cam"}
 
 
-def renewed(bench: Bench, old: Enrolment, key: str) -> Enrolment:
+def renewed(bench: DevicesHarness, old: Enrolment, key: str) -> Enrolment:
     certificate = bench.authority.parse_device_certificate(old.certificate)
     return bench.devices.renew(certificate, bench.csr(key), bench.authority.sign_request)
 
 
-def test_a_renewed_certificate_takes_over_on_first_use(bench: Bench) -> None:
+def test_a_renewed_certificate_takes_over_on_first_use(bench: DevicesHarness) -> None:
     """Until then both are valid: if the answer was lost, the device asks again with the old key."""
     first = bench.enrol()
     lost = renewed(bench, first, "lost")
@@ -220,7 +220,7 @@ def test_a_renewed_certificate_takes_over_on_first_use(bench: Bench) -> None:
     assert renewed(bench, second, "third").device == "cam"
 
 
-def test_a_revoked_device_cannot_renew_its_certificate(bench: Bench) -> None:
+def test_a_revoked_device_cannot_renew_its_certificate(bench: DevicesHarness) -> None:
     """Neither can a device with an unknown certificate."""
     first = bench.enrol()
     bench.devices.revoke("cam")
@@ -231,12 +231,12 @@ def test_a_revoked_device_cannot_renew_its_certificate(bench: Bench) -> None:
         bench.authority.parse_device_certificate(stranger)
 
 
-def copied_at(bench: Bench) -> float | None:
+def copied_at(bench: DevicesHarness) -> float | None:
     with bench.database.read() as session:
         return session.get_one(devices_module.AgentStartsRow, "cam").copied
 
 
-def test_a_cloned_device_is_detected(bench: Bench) -> None:
+def test_a_cloned_device_is_detected(bench: DevicesHarness) -> None:
     """Two agents that alternate under one name; one agent that reconnects or restarts is no clone."""
     bench.enrol()
     for number, mark in enumerate(["a", "a", "b", "b", "c", "d"], start=1):
@@ -269,13 +269,13 @@ def test_an_invalid_certificate_request_is_malformed() -> None:
     ],
     ids=str,
 )
-def test_an_invalid_claim_is_refused(bench: Bench, wish: ClaimRequest) -> None:
+def test_an_invalid_claim_is_refused(bench: DevicesHarness, wish: ClaimRequest) -> None:
     """Names that are topics, groups that cannot be typed again, lifetimes out of bounds."""
     with pytest.raises(UsageError):
         bench.devices.claim(wish)
 
 
-def test_targets_are_names_groups_labels_or_all(bench: Bench) -> None:
+def test_targets_are_names_groups_labels_or_all(bench: DevicesHarness) -> None:
     """Each device is selected once; an unknown name suggests similar ones."""
     bench.enrol("cam-1", group="door", labels={"site": "north"})
     bench.enrol("cam-2", key="k2", group="door")
@@ -299,14 +299,14 @@ def test_targets_are_names_groups_labels_or_all(bench: Bench) -> None:
 
 def test_telemetry_history_is_bounded(tmp_path: Path, database_url: str) -> None:
     """The oldest rows are deleted, so that no device fills the disk."""
-    bench = Bench(tmp_path, database_url, max_telemetry_rows=50, trim_every=20)
+    bench = DevicesHarness(tmp_path, database_url, max_telemetry_rows=50, trim_every=20)
     bench.enrol()
     bench.hear(birth(1))
     bench.devices.ingest([("cam", telemetry(1, sequence)) for sequence in range(95)])
     bench.devices.ingest([("cam", telemetry(1, 95))])
-    kept = [one["sequence"] for one in bench.devices.history("cam")]
+    kept = [message["sequence"] for message in bench.devices.history("cam")]
     assert kept[-1] == 95 and 50 <= len(kept) < 50 + 20
-    assert [one["sequence"] for one in bench.devices.history("cam", newest=2)] == [94, 95]
+    assert [message["sequence"] for message in bench.devices.history("cam", newest=2)] == [94, 95]
 
 
 def test_counters_only_grow_and_follow_the_clock() -> None:
@@ -316,7 +316,7 @@ def test_counters_only_grow_and_follow_the_clock() -> None:
     assert next_version(5_000, 1_000.0) == 5_001
 
 
-def test_a_statement_lists_every_desired_release(bench: Bench) -> None:
+def test_a_statement_lists_every_desired_release(bench: DevicesHarness) -> None:
     """Deployments of several models are combined; a newer one of the same model replaces the older, each under a higher
     counter."""
     bench.enrol()
@@ -324,7 +324,7 @@ def test_a_statement_lists_every_desired_release(bench: Bench) -> None:
         bench.release(digest)
     for digest, model in (("a1", "digits@1"), ("b2", "faces@1"), ("c3", "digits@2")):
         deploy(bench.database, bench.director, digest, model, ["cam"])
-    told = [{one.model: one.release for one in statement.releases} for statement in bench.signed]
+    told = [{release.model: release.release for release in statement.releases} for statement in bench.signed]
     assert told == [{"digits": "a1"}, {"digits": "a1", "faces": "b2"}, {"digits": "c3", "faces": "b2"}]
     counters = [statement.counter for statement in bench.signed]
     assert counters == sorted(set(counters)) and counters[0] >= bench.now
@@ -332,19 +332,19 @@ def test_a_statement_lists_every_desired_release(bench: Bench) -> None:
     assert bench.director.statements(["other"]) == {}
 
 
-def test_an_urgent_deployment_is_marked_in_the_statement(bench: Bench) -> None:
+def test_an_urgent_deployment_is_marked_in_the_statement(bench: DevicesHarness) -> None:
     """`--now` is part of the signed statement, for that release only."""
     bench.enrol()
     for digest in ("a1", "b1", "b2"):
         bench.release(digest)
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
-    assert [(one.model, one.fetch_now) for one in bench.signed[-1].releases] == [("m", False), ("n", True)]
+    assert [(release.model, release.fetch_now) for release in bench.signed[-1].releases] == [("m", False), ("n", True)]
     deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
-    assert not any(one.fetch_now for one in bench.signed[-1].releases)
+    assert not any(release.fetch_now for release in bench.signed[-1].releases)
 
 
-def test_statements_are_renewed_at_half_their_lifetime(bench: Bench) -> None:
+def test_statements_are_renewed_at_half_their_lifetime(bench: DevicesHarness) -> None:
     """Statements of a fleet without deployments stay valid."""
     bench.enrol()
     bench.release("a1")
@@ -356,7 +356,7 @@ def test_statements_are_renewed_at_half_their_lifetime(bench: Bench) -> None:
     assert bench.signed[-1].expires == bench.now + 1_000 and bench.signed[-1].releases == bench.signed[0].releases
 
 
-def test_statements_are_reissued_when_the_director_key_changes(bench: Bench, tmp_path: Path) -> None:
+def test_statements_are_reissued_when_the_director_key_changes(bench: DevicesHarness, tmp_path: Path) -> None:
     """With the same releases and a higher counter; after an interruption, only those that the present key did not
     sign."""
     bench.enrol()
@@ -375,7 +375,7 @@ def test_statements_are_reissued_when_the_director_key_changes(bench: Bench, tmp
     assert director.resign_all(signed_by=repository.delegated_keys("director")) == []
 
 
-def test_a_revoked_device_gets_no_statement_and_no_deployment(bench: Bench) -> None:
+def test_a_revoked_device_gets_no_statement_and_no_deployment(bench: DevicesHarness) -> None:
     """Its statement is withdrawn, and a deployment that names it is refused as a whole."""
     bench.enrol()
     bench.enrol("other", key="k2")
@@ -390,7 +390,7 @@ def test_a_revoked_device_gets_no_statement_and_no_deployment(bench: Bench) -> N
     assert len(bench.director.deployments()) == 1
 
 
-def test_a_failed_write_is_rolled_back(bench: Bench) -> None:
+def test_a_failed_write_is_rolled_back(bench: DevicesHarness) -> None:
     """No half of a transaction is stored."""
     with pytest.raises(RuntimeError), bench.database.write() as session:
         session.add(
@@ -411,7 +411,7 @@ def test_a_failed_write_is_rolled_back(bench: Bench) -> None:
         bench.devices.get("half")
 
 
-def test_a_claimed_device_is_listed_before_it_enrols(bench: Bench) -> None:
+def test_a_claimed_device_is_listed_before_it_enrols(bench: DevicesHarness) -> None:
     """A deployment to it reports that it has not enrolled, not that it is unknown."""
     bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
     found = bench.devices.open_claim("cam")
@@ -424,7 +424,7 @@ def test_a_claimed_device_is_listed_before_it_enrols(bench: Bench) -> None:
     assert [device.name for device in bench.devices.select(["cam"])] == ["cam"]
 
 
-def test_safe_mode_and_refused_statements_are_listed(bench: Bench) -> None:
+def test_safe_mode_and_refused_statements_are_listed(bench: DevicesHarness) -> None:
     """The device list marks devices without a running model, the device's page gives the reason."""
     from rich.console import Console
 
@@ -448,12 +448,12 @@ def test_safe_mode_and_refused_statements_are_listed(bench: Bench) -> None:
     assert "online safe mode" in console.export_text()
 
 
-def last_flood(bench: Bench) -> devices_module.FloodRow:
+def last_flood(bench: DevicesHarness) -> devices_module.FloodRow:
     with bench.database.read() as session:
         return session.get_one(devices_module.FloodRow, "cam")
 
 
-def test_a_flooding_device_is_blocked_and_readmitted(bench: Bench) -> None:
+def test_a_flooding_device_is_blocked_and_readmitted(bench: DevicesHarness) -> None:
     """Its certificate is listed as revoked for a minute, the next time for two; other devices are unaffected."""
     serial = x509.load_pem_x509_certificate(bench.enrol().certificate).serial_number
     bench.enrol("other", "other-key")
@@ -470,7 +470,7 @@ def test_a_flooding_device_is_blocked_and_readmitted(bench: Bench) -> None:
     assert bench.devices.quarantine("cam", 0) and last_flood(bench).times == 1
 
 
-def test_only_devices_are_blocked_for_flooding(bench: Bench) -> None:
+def test_only_devices_are_blocked_for_flooding(bench: DevicesHarness) -> None:
     """The controller's own session is never closed, and a revoked device is not listed twice."""
     bench.enrol()
     bench.devices.revoke("cam")

@@ -1,4 +1,4 @@
-"""A device's log from afar: bounded, in pieces, without secrets, and from that device or from nobody."""
+"""Log bundles of remote devices: bounded, in parts, without secrets, and accepted from the requested device only."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_log_buffer_is_bounded_and_redacted(tmp_path: Path) -> None:
     assert sum(map(len, lines)) <= 10_000 and TOKEN not in "".join(lines) and book.dropped > 900
 
 
-class Asked:
+class LogBundleDevice:
     """A device's diagnosis over a folder with keys in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -147,7 +147,7 @@ def joined(pieces: list[Any]) -> dict[str, Any]:
 
 def test_a_log_bundle_has_the_diagnosis_and_no_secret(tmp_path: Path) -> None:
     """D12: versions, state, files by name and size, the log; none of the device's own keys is in it."""
-    asked = Asked(tmp_path)
+    asked = LogBundleDevice(tmp_path)
     asked.log("hello")
     lines = [line for line in asked.secret.splitlines() if "PRIVATE" not in line]
     asked.log(f"somebody logs a key: {asked.secret}")
@@ -156,14 +156,14 @@ def test_a_log_bundle_has_the_diagnosis_and_no_secret(tmp_path: Path) -> None:
     assert {"format", "device", "versions", "machine", "files", "status", "log"} <= set(found)
     text = json.dumps(found)
     assert TOKEN not in text and not any(line in text for line in lines) and "hello" in found["log"][0]
-    assert any(one["name"] == "identity/key.pem" and one["mode"] == "0o600" for one in found["files"])
+    assert any(file["name"] == "identity/key.pem" and file["mode"] == "0o600" for file in found["files"])
     assert redact_known(lines[0], known_secrets(asked.folder)) == REDACTED
     assert "hello" in log_lines(found)[1]
 
 
 def test_a_log_bundle_keeps_to_the_requested_size(tmp_path: Path) -> None:
     """The oldest lines are dropped; a bundle without room for any line reports that."""
-    asked = Asked(tmp_path)
+    asked = LogBundleDevice(tmp_path)
     rng = random.Random(7)
     for number in range(2_000):
         asked.log(f"{number} " + " ".join(str(rng.random()) for _ in range(10)))
@@ -178,7 +178,7 @@ def test_a_log_bundle_keeps_to_the_requested_size(tmp_path: Path) -> None:
 
 def test_a_device_limits_the_rate_of_log_bundles(tmp_path: Path) -> None:
     """A second request within the pause is refused, whatever its origin."""
-    asked = Asked(tmp_path)
+    asked = LogBundleDevice(tmp_path)
     assert isinstance(asked.answer(job(1), 50.0)[0], LogPiece)
     (refused,) = asked.answer(job(2), 50.0 + PAUSE_S - 1)
     assert isinstance(refused, JobRefused)
@@ -192,7 +192,7 @@ def test_an_unknown_job_is_malformed(change: dict[str, Any]) -> None:
         messages.decode(raw, DeviceJob)
 
 
-class Desk:
+class LogBundleHarness:
     """A controller's bundles, and what was asked of which device."""
 
     def __init__(self, folder: Path) -> None:
@@ -205,7 +205,7 @@ class Desk:
         )
 
     def say(self, name: str, *said: LogPiece | JobRefused) -> None:
-        self.world.devices.ingest([(name, one) for one in said])
+        self.world.devices.ingest([(name, message) for message in said])
 
 
 def pieces(number: str, content: bytes, size: int = 300) -> list[LogPiece]:
@@ -221,7 +221,7 @@ CONTENT = gzip.compress(json.dumps({"log": ["x" * 10, *map(str, range(999))]}).e
 
 def test_log_bundle_parts_arrive_in_any_order(tmp_path: Path) -> None:
     """Duplicated and shuffled; before the last part the bundle is pending."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     (name, sent), *_ = desk.asked
     assert name == "cam" and sent.id == asked["id"] and asked["state"] == "requested"
@@ -239,7 +239,7 @@ def test_log_bundle_parts_arrive_in_any_order(tmp_path: Path) -> None:
 
 def test_log_bundle_parts_of_another_device_are_ignored(tmp_path: Path) -> None:
     """Also unsolicited parts, parts after a refusal, and parts that do not fit together."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("thief", *pieces(asked["id"], CONTENT))
     desk.say("cam", *pieces("f" * 16, CONTENT))
@@ -254,7 +254,7 @@ def test_log_bundle_parts_of_another_device_are_ignored(tmp_path: Path) -> None:
 
 def test_a_refused_log_bundle_reports_the_devices_reason(tmp_path: Path) -> None:
     """The operator reads the reason that the device sent."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("cam", JobRefused(id=asked["id"], reason="not now"))
     found = desk.bundles.get("cam", asked["id"])
@@ -264,7 +264,7 @@ def test_a_refused_log_bundle_reports_the_devices_reason(tmp_path: Path) -> None
 def test_one_log_bundle_request_is_in_flight_per_device(tmp_path: Path) -> None:
     """Two operators share one answer; an unanswered request times out; an offline device is not asked; the newest few
     bundles are kept."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
     first = desk.bundles.request("cam", "me")
     assert desk.bundles.request("cam", "you")["id"] == first["id"] and len(desk.asked) == 1
     for _ in range(MAX_BUNDLES + 2):
@@ -295,7 +295,7 @@ def test_an_invalid_log_bundle_is_malformed(content: bytes) -> None:
 
 def test_a_job_that_cannot_be_sent_raises(tmp_path: Path) -> None:
     """Rather than a bundle that stays pending."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
 
     def fails(name: str, job: DeviceJob) -> None:
         raise LinkError("the broker is gone")
@@ -307,7 +307,7 @@ def test_a_job_that_cannot_be_sent_raises(tmp_path: Path) -> None:
 
 def test_a_birth_between_parts_does_not_spoil_the_log_bundle(tmp_path: Path) -> None:
     """A reconnection in the middle of a transfer is ignored."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     first, *rest = pieces(asked["id"], CONTENT)
     desk.say("cam", first)
@@ -318,12 +318,14 @@ def test_a_birth_between_parts_does_not_spoil_the_log_bundle(tmp_path: Path) -> 
 
 def test_old_and_incomplete_log_bundles_are_deleted(tmp_path: Path) -> None:
     """Together with their parts."""
-    desk = Desk(tmp_path)
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("cam", pieces(asked["id"], CONTENT)[0])
     desk.world.now += RETENTION_S["requested"] + 1
     desk.bundles.trim()
-    assert [(one["state"], one["reason"]) for one in desk.bundles.of_device("cam")] == [("corrupt", "it never came")]
+    assert [(bundle["state"], bundle["reason"]) for bundle in desk.bundles.of_device("cam")] == [
+        ("corrupt", "it never came")
+    ]
     desk.say("cam", *pieces(asked["id"], CONTENT))
     assert desk.bundles.of_device("cam")[0]["state"] == "corrupt"
     desk.world.now += RETENTION_S["complete"]

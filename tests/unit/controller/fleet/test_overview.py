@@ -1,4 +1,4 @@
-"""The fleet as operators see it: counted, listed by the page, what is wrong and why; nothing dead shown as alive."""
+"""The fleet overview: counts, pages, problems and their causes; no dead device is shown as alive."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ def test_the_overview_counts_devices_versions_cuts_and_failures(database_url: st
     assert seen["agents"] == [{"agent": "0.2", "devices": 4}]
     (model,) = seen["models"]
     assert model["cuts"] == [{"cut": "local", "devices": 2}]
-    assert [(one["release"], one["state"], one["devices"]) for one in model["releases"]] == [(OTHER, "rolled back", 2)]
+    assert [(release["release"], release["state"], release["devices"]) for release in model["releases"]] == [
+        (OTHER, "rolled back", 2)
+    ]
     assert (model["requests"], model["failed"], model["fallbacks"]) == (60, 2, 4)
     (failure,) = seen["failures"]
     assert (failure["devices"], failure["cause"], failure["release"]) == (2, "its own part failed N times", RELEASE)
-    assert [(one["kind"], one["devices"]) for one in seen["conditions"]] == [("failing release", 2)]
-    assert all(one["remedy"] for one in seen["conditions"])
+    assert [(condition["kind"], condition["devices"]) for condition in seen["conditions"]] == [("failing release", 2)]
+    assert all(condition["remedy"] for condition in seen["conditions"])
     assert world.fleet.overview(["other"])["devices"]["total"] == 0
 
 
@@ -86,7 +88,7 @@ def test_controller_side_findings_are_counted(world: FleetHarness) -> None:
     world.tell("cam-4", 0, agent_version="0.2", statement_counter=8)
     world.now += UNRESPONSIVE_S + 1
     world.tell("cam-4", 1, agent_version="0.2", statement_counter=8)
-    found = {one["kind"]: one for one in world.fleet.conditions()}
+    found = {condition["kind"]: condition for condition in world.fleet.conditions()}
     assert {kind: one["example"] for kind, one in found.items()} == {
         "certificate expires": "cam-1", "copied": "cam-2", "flooding": "cam-3", "unresponsive": "cam-4",
     }  # fmt: skip
@@ -96,7 +98,7 @@ def test_controller_side_findings_are_counted(world: FleetHarness) -> None:
         ("cam-3", "flooding"),
         ("cam-4", "unresponsive"),
     ):
-        assert [one["kind"] for one in world.shown(name)["conditions"]] == [kind]
+        assert [condition["kind"] for condition in world.shown(name)["conditions"]] == [kind]
     world.tell("cam-4", 2, agent_version="0.2", statement_counter=9)
     assert world.shown("cam-4")["conditions"] == []
 
@@ -117,7 +119,7 @@ def test_the_overview_needs_a_constant_number_of_queries(world: FleetHarness) ->
     few = count()
     world.add(*(f"more-{number}" for number in range(36)))
     world.birth(*(f"more-{number}" for number in range(36)))
-    assert count() == few and not any("devices.telemetry" in one for one in asked)
+    assert count() == few and not any("devices.telemetry" in name for name in asked)
 
 
 def test_last_values_of_a_dead_device_are_not_shown_as_current(world: FleetHarness) -> None:
@@ -128,13 +130,13 @@ def test_last_values_of_a_dead_device_are_not_shown_as_current(world: FleetHarne
     world.tell("cam", 0, window())
     alive = world.shown("cam")
     assert alive["telemetry"]["sequence"] == 0 and alive["models"][0]["state"] == "running"
-    assert all(one["current"] for one in alive["facts"].values())
+    assert all(value["current"] for value in alive["facts"].values())
     for after_s, said, state in ((0.0, Death(1), "offline"), (60.0, Birth(2, 0, "1", "pi4", False, ""), "online")):
         world.now += after_s
         world.devices.ingest([("cam", said)])  # type: ignore[list-item]
         shown = world.shown("cam")
         assert shown["state"] == state and shown["telemetry"] is None and shown["last_telemetry"]["sequence"] == 0
-        assert [(one["state"], one["last_state"], one["current"]) for one in shown["models"]] == [
+        assert [(model["state"], model["last_state"], model["current"]) for model in shown["models"]] == [
             ("unknown", "running", False)
         ]
         assert not shown["facts"]["telemetry"]["current"] and not shown["facts"]["reported"]["current"]
@@ -194,10 +196,10 @@ def test_late_telemetry_is_stored_once_at_its_measurement_time(database_url: str
         taken = world.devices.ingest([("cam", late(number, *measured))])
         assert ("cam", Ack(batch=number)) in taken.acks
     history = world.devices.history("cam")
-    assert [(one["session"], one["sequence"], one["from_backlog"], one["dated"]) for one in history] == [
+    assert [tuple(message[key] for key in ("session", "sequence", "from_backlog", "dated")) for message in history] == [
         (4, 0, True, "age"), (4, 1, True, "age"), (4, 2, True, "age"), (5, 0, False, "now"),
     ]  # fmt: skip
-    assert [one["at"] for one in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
+    assert [message["at"] for message in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
     shown = world.shown("cam")
     assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
 
@@ -218,7 +220,7 @@ def test_oversized_late_telemetry_is_refused_alone(world: FleetHarness) -> None:
     world.birth("cam")
     huge = telemetry(1, 7, *(TelemetryWindow(model=f"m{n}", release="r" * 100, row="x" * 200) for n in range(100)))
     world.devices.ingest([("cam", late(1, huge, telemetry(1, 8)))])
-    assert [one["sequence"] for one in world.devices.history("cam")] == [8]
+    assert [message["sequence"] for message in world.devices.history("cam")] == [8]
     assert world.shown("cam")["heard"]["refused"] == 1
 
 
@@ -252,7 +254,7 @@ def test_buckets_sum_requests_and_weight_means(database_url: str) -> None:
     device = minutes[""][1]
     assert (device["samples"], device["under_voltage"], device["celsius_max"]) == (2, 1, 70.0)
     hours = world.rolling.device_history("cam", "hour", start - 7_200, world.now)
-    assert [one["requests"] for one in hours["m"]] == [5, 40]
+    assert [bucket["requests"] for bucket in hours["m"]] == [5, 40]
     days_and_months: tuple[Span, ...] = ("day", "month")
     for span in days_and_months:
         (whole,) = world.rolling.device_history("cam", span, start - 7_200, world.now)["m"]
@@ -274,8 +276,8 @@ def test_buckets_sum_requests_and_weight_means(database_url: str) -> None:
 
 
 def test_model_history_is_summed_by_group_and_origin(database_url: str) -> None:
-    """All devices that run it together; who may see one group sees that group's requests; what no real device answered
-    is counted apart."""
+    """All devices that run a model together; an operator of one group sees that group's requests; emulated and
+    simulated devices are counted apart."""
     world = FleetHarness(database_url)
     world.now = NOW // 86_400 * 86_400 + 100.0
     world.add("door-1", "door-2")
@@ -313,7 +315,7 @@ def test_device_pages_have_no_gaps(world: FleetHarness) -> None:
         after = ""
         while True:
             page = world.listing.page(ListingQuery(limit=limit, after=after))
-            some = sorted([*(one.name for one in page.devices), *(one.device for one in page.claims)])
+            some = sorted([*(device.name for device in page.devices), *(claim.device for claim in page.claims)])
             assert len(some) <= limit
             found += some
             after = page.after
@@ -391,7 +393,7 @@ def test_a_message_sent_late_and_live_is_stored_once(world: FleetHarness) -> Non
     said = telemetry(6, 3, measured_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=9_000.0))
     world.devices.ingest([("cam", late(1, said))])
     world.devices.ingest([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
-    assert [(one["session"], one["sequence"]) for one in world.devices.history("cam")] == [(6, 3)]
+    assert [(message["session"], message["sequence"]) for message in world.devices.history("cam")] == [(6, 3)]
     assert len(world.devices.history("other")) == 1
 
 

@@ -1,4 +1,4 @@
-"""Which devices an expression means, and what it says of what it does not understand."""
+"""Device selector expressions, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_length_and_depth_of_an_expression_are_bounded() -> None:
 
 
 def test_an_expression_lists_the_names_it_uses() -> None:
-    """A mistyped device name can be told from an empty group."""
+    """A mistyped device name can be distinguished from an empty group."""
     selector = parse_selector("cam-1 or (group=doors and not cam-9) or cam-*")
     assert selector.names == {"cam-1", "cam-9"} and selector.comparisons == (("group", "doors"),)
 

@@ -1,4 +1,4 @@
-"""What telemetry adds up to: any order and any grouping of messages gives the same, and months are the calendar's."""
+"""Aggregation of telemetry: independent of order and grouping, with calendar months."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _MESSAGES = st.lists(st.builds(lambda celsius: {"power": {"celsius": celsius}}, 
 @given(_MESSAGES, st.integers(1, 7))
 def test_aggregation_is_independent_of_grouping_and_order(messages: list[dict[str, object]], cut: int) -> None:
     """Minutes into hours or messages into hours; forwards or backwards."""
-    contents: list[Content] = [content_of_message(one, from_backlog=False) for one in messages]
+    contents: list[Content] = [content_of_message(message, from_backlog=False) for message in messages]
     cut = min(cut, len(contents) - 1)
     halves = merged(reduce(merged, contents[:cut]), reduce(merged, contents[cut:]))
     assert halves == reduce(merged, contents) == reduce(merged, contents[::-1])

@@ -1,4 +1,4 @@
-"""When a chunk that was asked for is sent, and to whom."""
+"""The chunk queue: when a requested chunk is sent, and to which devices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_simultaneous_requests_share_one_published_chunk() -> None:
     assert chunks.next_due() == pytest.approx(10.0 + GATHER_S)
     assert chunks.take(10.0 + GATHER_S) == [Due("1"), Due("2")]
     chunks.request("cam-4", "r", ("1",), now=10.06)
-    assert [one.sha256 for one in chunks.take(10.06 + GATHER_S)] == ["1"]
+    assert [chunk.sha256 for chunk in chunks.take(10.06 + GATHER_S)] == ["1"]
 
 
 def test_a_past_fetch_adds_no_gathering_time() -> None:
@@ -123,10 +123,10 @@ def test_shared_copies_are_limited_to_one_in_ten_seconds() -> None:
         chunks.request(f"cam-{number}", "r", ("1",), now=now, accepts_own_copy=True)
         for other in range(max(0, number - 40), number):  # those before it are at it still, further on
             chunks.request(f"cam-{other}", "r", (f"{number - other + 1}",), now=now, accepts_own_copy=True)
-        due = [one for one in chunks.take(now) if one.sha256 == "1"]
+        due = [chunk for chunk in chunks.take(now) if chunk.sha256 == "1"]
         sent += due if number > 3 * CROWD else []  # from when on they are a crowd
-    to_all = sum(not one.recipients for one in sent)
-    alone = Counter(name for one in sent for name in one.recipients)
+    to_all = sum(not item.recipients for item in sent)
+    alone = Counter(name for item in sent for name in item.recipients)
     assert 0 < to_all <= now / REPEAT_S + 2
     assert sum(alone.values()) > 400 and set(alone.values()) == {1}
 

@@ -1,4 +1,5 @@
-"""Delivery: chunks sent once for many, floods bounded, garbage dropped, everything stated anew after a connection."""
+"""Delivery: chunks shared by many devices, bounded floods, dropped garbage, statements republished after a
+reconnection."""
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ class Channel:
         return self.sent.get(timeout=PATIENCE_S)
 
 
-class Bench:
+class DeliveryHarness:
     """A delivery with a release of one chunk."""
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class Bench:
                 metadata=self.metadata,
                 chunk=lambda sha256: b"weights",
                 release_chunks=lambda release: (B,) if release == A else (),
-                ingest=lambda batch: [self.heard.put(one) for one in batch] and None,
+                ingest=lambda batch: [self.heard.put(message) for message in batch] and None,
                 statements=lambda names: {n: s for n, s in self.told.items() if names is None or n in names},
             )
         )
@@ -175,13 +176,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
+def bench() -> Iterator[DeliveryHarness]:
+    made = DeliveryHarness()
     yield made
     made.delivery.stop()
 
 
-def test_metadata_answers_carry_the_correlation_data(bench: Bench) -> None:
+def test_metadata_answers_carry_the_correlation_data(bench: DeliveryHarness) -> None:
     """For an existing file, a missing one, and an invalid path."""
     for path, total in (("metadata/timestamp.json", 2), ("metadata/9.root.json", -1), ("targets/../../ca.key", -1)):
         bench.say("fetch", messages.encode(messages.FetchMetadata(path)), path.encode())
@@ -191,7 +192,7 @@ def test_metadata_answers_carry_the_correlation_data(bench: Bench) -> None:
         assert correlation == path.encode()
 
 
-def test_a_fetch_publishes_chunks_and_marks_the_device_alive(bench: Bench) -> None:
+def test_a_fetch_publishes_chunks_and_marks_the_device_alive(bench: DeliveryHarness) -> None:
     """A chunk goes out on its own topic."""
     bench.say("fetch", messages.encode(messages.FetchChunks.from_indexes(A, [0])))
     assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
@@ -202,7 +203,7 @@ def test_a_fetch_publishes_chunks_and_marks_the_device_alive(bench: Bench) -> No
     assert bench.delivery.dropped["cam"] == 1
 
 
-def test_a_late_request_is_answered_on_the_devices_own_topic(bench: Bench) -> None:
+def test_a_late_request_is_answered_on_the_devices_own_topic(bench: DeliveryHarness) -> None:
     """Under the chunk's digest; an agent that does not know that topic gets the shared copy."""
     wish = messages.encode(messages.FetchChunks.from_indexes(A, [0]))
     for number in range(CROWD + 2):
@@ -212,7 +213,7 @@ def test_a_late_request_is_answered_on_the_devices_own_topic(bench: Bench) -> No
     assert bench.channel.next() == (messages.topic("late", "fetch_reply"), b"weights", False, bytes.fromhex(B))
 
 
-def test_statements_are_republished_after_a_reconnection(bench: Bench) -> None:
+def test_statements_are_republished_after_a_reconnection(bench: DeliveryHarness) -> None:
     """The broker may have lost its retained messages."""
     bench.delivery.on_connect()
     assert bench.channel.next() == (messages.topic("cam", "desired"), b"signed", True, None)
@@ -221,7 +222,7 @@ def test_statements_are_republished_after_a_reconnection(bench: Bench) -> None:
     assert bench.channel.next()[1] == b"newer"
 
 
-def test_a_failed_statement_publish_is_retried(bench: Bench) -> None:
+def test_a_failed_statement_publish_is_retried(bench: DeliveryHarness) -> None:
     """A link that fails in the middle delays statements, whether a new connection is made or not."""
     bench.channel.cut = True
     bench.delivery.clear_retained(["gone"])
@@ -231,7 +232,7 @@ def test_a_failed_statement_publish_is_retried(bench: Bench) -> None:
     assert [bench.channel.next()[:2] for _ in range(4)][-1] == (messages.topic("cam", "desired"), b"signed")
 
 
-def test_a_deleted_device_leaves_no_retained_messages(bench: Bench) -> None:
+def test_a_deleted_device_leaves_no_retained_messages(bench: DeliveryHarness) -> None:
     """Every retained topic of the device is cleared, then its statement is published."""
     bench.delivery.clear_retained(["cam"])
     bench.delivery.publish_statements(["cam"])

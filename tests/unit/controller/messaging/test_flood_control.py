@@ -1,4 +1,4 @@
-"""Who floods: a bucket for each device, and what happens to one that empties it. No time passes but the test's own."""
+"""Flood control: a token bucket for each device, and the block of one that empties it. The clock is manual."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ def test_the_chunk_queue_is_bounded_per_device() -> None:
     refused = sum(chunks.request("bad", "r", (f"{n}",), now=1.0) for n in range(10_000))
     assert refused == 10_000 - WAITING_CHUNKS_PER_DEVICE
     assert chunks.request("good", "s", ("x", "y"), now=1.0) == 0
-    assert {"x", "y"} <= {one.sha256 for one in chunks.take(2.0)}
+    assert {"x", "y"} <= {chunk.sha256 for chunk in chunks.take(2.0)}
     assert chunks.request("bad", "r", ("again",), now=3.0) == 0
 
 
-class Flooded:
+class FloodedDelivery:
     """A delivery whose network thread is the test."""
 
     def __init__(self, hear: Callable[[list[tuple[str, messages.Message]]], None]) -> None:
@@ -139,13 +139,13 @@ class Flooded:
 
 
 @pytest.fixture()
-def heard() -> list[tuple[str, messages.Message]]:
+def ingested() -> list[tuple[str, messages.Message]]:
     return []
 
 
 @pytest.fixture()
-def flooded(heard: list[tuple[str, messages.Message]]) -> Flooded:
-    return Flooded(heard.extend)
+def flooded(ingested: list[tuple[str, messages.Message]]) -> FloodedDelivery:
+    return FloodedDelivery(ingested.extend)
 
 
 TELEMETRY = messages.encode(
@@ -163,7 +163,7 @@ FLOODS = {
 
 @pytest.mark.parametrize(("kind", "raw", "times"), FLOODS.values(), ids=FLOODS.keys())
 def test_each_kind_of_flood_is_detected_and_dropped(
-    flooded: Flooded, kind: messages.TopicKind, raw: bytes, times: int
+    flooded: FloodedDelivery, kind: messages.TopicKind, raw: bytes, times: int
 ) -> None:
     """Small messages, large ones, malformed ones, empty ones, and large requests: reported, then dropped undecoded."""
     flooded.send("bad", kind, raw, times)
@@ -174,7 +174,7 @@ def test_each_kind_of_flood_is_detected_and_dropped(
     flooded.delivery.stop()
 
 
-def test_reconnecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
+def test_reconnecting_in_a_loop_is_a_flood(flooded: FloodedDelivery) -> None:
     """Each handshake costs the broker: a hundred in a moment are no reconnection."""
     for _ in range(150):
         flooded.delivery.on_client_connected("bad")
@@ -201,7 +201,7 @@ def test_one_unstorable_message_does_not_lose_the_batch() -> None:
         if len(kept) == 2:
             both.set()
 
-    flooded = Flooded(hear)
+    flooded = FloodedDelivery(hear)
     for device in ("good", "bad", "other"):
         flooded.send(device, "telemetry", TELEMETRY)
     assert both.wait(PATIENCE_S) and sorted(kept) == ["good", "other"]

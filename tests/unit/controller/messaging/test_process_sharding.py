@@ -1,4 +1,4 @@
-"""Several processes of one controller: each chunk is published by one of them, whoever was asked for it."""
+"""Several processes of one controller: each chunk is published by its owner, whichever process receives the request."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_devices_cannot_publish_on_the_forwarding_topic() -> None:
     assert "passed" not in access_rules()
 
 
-class Here:
+class FixedProcess:
     """A process in a test: which others there are is fixed."""
 
     def __init__(self, own: int) -> None:
@@ -67,7 +67,7 @@ class Here:
 
 
 class Broker:
-    """Brings messages from one delivery to the other at once, and keeps who published which chunk."""
+    """Passes messages between deliveries immediately, and records the publisher of each chunk."""
 
     def __init__(self) -> None:
         self.published: list[tuple[int, str]] = []
@@ -86,7 +86,7 @@ class Channel:
         self._broker, self._number = broker, number
 
     def publish(self, topic: str, payload: bytes, **_more: object) -> bool:
-        passed = {one.forwarded_topic: one for one in self._broker.processes.values()}
+        passed = {value.forwarded_topic: value for value in self._broker.processes.values()}
         if topic in passed:
             if self._broker.full:
                 return False
@@ -109,7 +109,7 @@ def broker() -> Iterator[Broker]:
         statements=lambda names: {},
     )
     for number in (1, 2):
-        made.processes[number] = Delivery(sources, sharding=Here(number))
+        made.processes[number] = Delivery(sources, sharding=FixedProcess(number))
         made.processes[number].start(made.channel(number))
     yield made
     for delivery in made.processes.values():
@@ -122,7 +122,7 @@ def test_a_chunk_is_published_by_its_owning_process(broker: Broker) -> None:
     for number, device in ((1, "cam-1"), (2, "cam-2")):
         broker.processes[number].on_message(messages.topic(device, "fetch"), messages.encode(wish), None)
     with broker.changed:
-        assert broker.changed.wait_for(lambda: {one for _, one in broker.published} == set(CHUNKS[:24]), PATIENCE_S)
+        assert broker.changed.wait_for(lambda: {chunk for _, chunk in broker.published} == set(CHUNKS[:24]), PATIENCE_S)
     assert all(number == owner_by_hash(chunk, (1, 2)) for number, chunk in broker.published)
     assert {number for number, _ in broker.published} == {1, 2}
 

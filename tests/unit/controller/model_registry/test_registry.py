@@ -1,4 +1,4 @@
-"""The registry: models by content, immutable, with what helps when a name is wrong; blobs that are what was put."""
+"""The registry: immutable models by content, suggestions for wrong names; blobs that are verified."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edgesplit_controller.model_registry.golden import golden_pairs
 from edgesplit_controller.model_registry.registry import MOST_SAMPLES
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_partitioner.profiling.layers import synthetic_frame
-from support.registry_harness import Bench, a_model, npz
+from support.registry_harness import RegistryHarness, a_model, npz
 
 SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> RegistryHarness:
+    return RegistryHarness(tmp_path)
 
 
-def test_a_model_version_is_identified_by_its_content(bench: Bench) -> None:
+def test_a_model_version_is_identified_by_its_content(bench: RegistryHarness) -> None:
     """The same file, spec and bindings are the same version; a change of any of them is the next version."""
     first = bench.push(a_model())
     assert bench.push(a_model()).ref == first.ref == "small@1"
@@ -35,7 +35,7 @@ def test_a_model_version_is_identified_by_its_content(bench: Bench) -> None:
     assert bench.blobs.get(first.sha256) == a_model()
 
 
-def test_a_refused_model_leaves_no_row_and_no_file(bench: Bench, tmp_path: Path) -> None:
+def test_a_refused_model_leaves_no_row_and_no_file(bench: RegistryHarness, tmp_path: Path) -> None:
     """An unbound dimension is reported with the option to type."""
     with pytest.raises(ModelRefused, match="batch"):
         bench.push(a_model(batch="batch"))
@@ -46,7 +46,7 @@ def test_a_refused_model_leaves_no_row_and_no_file(bench: Bench, tmp_path: Path)
     assert bench.push(a_model(batch="batch"), bindings={"batch": 1}).ref == "small@1"
 
 
-def test_an_unknown_model_suggests_similar_names(bench: Bench) -> None:
+def test_an_unknown_model_suggests_similar_names(bench: RegistryHarness) -> None:
     """The message lists the models whose names are close."""
     bench.push(a_model())
     assert bench.registry.get("small@1").id == bench.registry.get("small").id
@@ -58,11 +58,11 @@ def test_an_unknown_model_suggests_similar_names(bench: Bench) -> None:
             bench.registry.get(malformed)
 
 
-def test_a_second_registry_loads_the_prepared_model(bench: Bench, tmp_path: Path) -> None:
+def test_a_second_registry_loads_the_prepared_model(bench: RegistryHarness, tmp_path: Path) -> None:
     """Loaded anew it has the same optimised bytes, input layer and layers."""
     model = bench.push(a_model(), input_text=SPEC)
 
-    again = Bench(tmp_path)
+    again = RegistryHarness(tmp_path)
     loaded = again.registry.load(again.registry.get("small"))
 
     assert loaded.prepared.raw == again.blobs.get(model.optimised_sha256)
@@ -71,7 +71,7 @@ def test_a_second_registry_loads_the_prepared_model(bench: Bench, tmp_path: Path
     assert loaded.graph.layers[0].name == "input"
 
 
-def test_samples_are_checked_and_bounded(bench: Bench) -> None:
+def test_samples_are_checked_and_bounded(bench: RegistryHarness) -> None:
     """Frames for a model with an input spec, exact tensors for one without; duplicates count once."""
     pictures = bench.push(a_model(), input_text=SPEC)
     spec = bench.registry.load(pictures).spec
@@ -98,7 +98,7 @@ def test_samples_are_checked_and_bounded(bench: Bench) -> None:
         )
 
 
-def test_labels_are_stored_with_their_samples(bench: Bench) -> None:
+def test_labels_are_stored_with_their_samples(bench: RegistryHarness) -> None:
     """A label may come with a sample or later; a sample without one has None."""
     pictures = bench.push(a_model(), input_text=SPEC)
     spec = bench.registry.load(pictures).spec
@@ -110,7 +110,7 @@ def test_labels_are_stored_with_their_samples(bench: Bench) -> None:
     assert bench.registry.labels(pictures) == [7, 3, None] and bench.registry.labels(pictures, 1) == [7]
 
 
-def test_golden_inputs_hold_the_whole_models_outputs(bench: Bench) -> None:
+def test_golden_inputs_hold_the_whole_models_outputs(bench: RegistryHarness) -> None:
     """The same for every call, and none where an input is too large for a chunk."""
     loaded = bench.registry.load(bench.push(a_model(), input_text=SPEC))
     pairs = golden_pairs(loaded, [], "small")

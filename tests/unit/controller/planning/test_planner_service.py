@@ -1,4 +1,5 @@
-"""The controller's smaller parts: settings and ports, bounds, children, wishes, what is measured once."""
+"""The controller's smaller parts: settings and ports, limits, child processes, planning options, cached
+measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner import load_costs
 from support.counting_measure import CountingMeasure
-from support.registry_harness import Bench, a_model, npz
+from support.registry_harness import RegistryHarness, a_model, npz
 
 PATIENCE_S = 30.0
 
@@ -275,7 +276,7 @@ def test_a_device_profile_is_a_shipped_name_and_never_a_path() -> None:
 
 def test_a_plan_uses_whole_slice_times_measured_once_per_table(tmp_path: Path) -> None:
     """This machine's seconds are those of the chosen slices; asked again, nothing is measured again."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     costs = planning.costs(model, "raspberrypi4")
@@ -297,7 +298,7 @@ def test_a_plan_uses_whole_slice_times_measured_once_per_table(tmp_path: Path) -
 def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path) -> None:
     """What `edgectl profile --json` writes is what `edgectl plan` reads; the slices that plans choose are in it, and
     this machine's seconds are theirs."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     told = planning.profile(model, device_class="raspberrypi4")
@@ -313,7 +314,7 @@ def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path)
 
 def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_path: Path) -> None:
     """`edgectl plan MODEL` gets this machine's seconds as chosen slices take them whole; measured once."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     whole = planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True)
@@ -325,7 +326,7 @@ def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_pa
 
 def test_a_model_is_measured_again_only_for_new_samples_or_on_request(tmp_path: Path) -> None:
     """Plans reuse the measurements, also after a restart; `profile` measures again."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     made = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="conv"))
@@ -345,7 +346,7 @@ def test_a_model_is_measured_again_only_for_new_samples_or_on_request(tmp_path: 
 
 def test_lossy_codecs_are_measured_only_when_a_loss_is_allowed(tmp_path: Path) -> None:
     """Once, on two samples at least; again when a label comes. A plan without an allowance stays lossless."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     lossy = PlanOptions(limits={"max_loss": 0.005})
@@ -369,7 +370,9 @@ def test_lossy_codecs_are_measured_only_when_a_loss_is_allowed(tmp_path: Path) -
     bench.registry.add_samples(model, tensors=archives, labels={archives[0]: 1})
     told = planning.profile(model, codecs=True)["codecs"]
     assert measure.asked[-1] == "codecs on 2 samples, labels [1, None]"
-    assert {one["codec"] for one in told} == {"int8"} and all(one["confirmed_loss"] == 0.001 for one in told)
+    assert {message["codec"] for message in told} == {"int8"} and all(
+        message["confirmed_loss"] == 0.001 for message in told
+    )
 
 
 @pytest.mark.parametrize("host", ["hub.local", "hub", "10.0.0.2", "fe80::1", "bücher.example", "_edge.local", "hub."])

@@ -1,4 +1,4 @@
-"""The controller's content keys: who gets which, what becomes of a lost secret, and statements that carry them."""
+"""Content keys: wrapping per device class, lost secrets, and statements that carry the keys."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def plain_release() -> tuple[Manifest, list[CutSlice]]:
     raw, chunks = sample_release()
     manifest = decode_manifest(raw)
     cut = [
-        CutSlice(one, {file.name: [chunks[part.sha256] for part in file.chunks] for file in one.files})
-        for one in manifest.slices
+        CutSlice(slice_, {file.name: [chunks[part.sha256] for part in file.chunks] for file in slice_.files})
+        for slice_ in manifest.slices
     ]
     (both,) = manifest.plans.values()
     head_only = msgspec.structs.replace(both, device_class="tiny", rows=both.rows[:1])
@@ -60,11 +60,11 @@ def device(device_class: str, name: str = "cam-1") -> Device:
     return Device(name=name, device_class=device_class, encryption_key=public_bytes(OWN))
 
 
-def given(device_class: str) -> set[str]:
+def openable_by(device_class: str) -> set[str]:
     """What a device of that class can open."""
     keys = unwrap(KEYS.wrap_for_device(device(device_class), DIGEST, SEALED), OWN, "cam-1", DIGEST)
-    names = [*(one.name for one in SEALED.all_slices), "golden"]
-    seals = [*(one.encryption for one in SEALED.all_slices), SEALED.golden[0].encryption]
+    names = [*(slice_.name for slice_ in SEALED.all_slices), "golden"]
+    seals = [*(slice_.encryption for slice_ in SEALED.all_slices), SEALED.golden[0].encryption]
     assert len(set(keys)) == len(keys)
     return {name for name, seal in zip(names, seals, strict=True) if seal is not None and seal.key_id in keys}
 
@@ -72,10 +72,12 @@ def given(device_class: str) -> set[str]:
 def test_an_encrypted_release_is_encrypted_completely_and_valid() -> None:
     """Device slices, cloud slices, compiled ones and golden inputs; chunks match the manifest."""
     manifest = decode_manifest(encode_manifest(SEALED))
-    assert all(one.encryption is not None for one in (*manifest.all_slices, *manifest.golden))
+    assert all(part.encryption is not None for part in (*manifest.all_slices, *manifest.golden))
     chunks = chunk_bytes(CONTENTS)
     assert chunks.keys() == manifest.chunk_sizes().keys()
-    clear = [data for one in CUT for data in one.files.values()] + [body for pair in PAIRS for body in (pair.request,)]
+    clear = [data for part in CUT for data in part.files.values()] + [
+        body for pair in PAIRS for body in (pair.request,)
+    ]
     kept = b"".join([*chunks.values(), *(body for pair in SEALED_PAIRS for body in (pair.request, pair.response))])
     assert not any(data[:9] in kept for data in clear)
     assert KEYS.seal(PLAIN, CUT, PAIRS)[0] == SEALED
@@ -83,9 +85,9 @@ def test_an_encrypted_release_is_encrypted_completely_and_valid() -> None:
 
 def test_each_device_class_gets_the_keys_of_its_slices_only() -> None:
     """A slice that only the cloud runs stays closed to a device, a compiled one to classes without the accelerator."""
-    assert given("pi4") == {"head", "tail", "golden"}
-    assert given("tiny") == {"head", "golden"}
-    assert given("coral") == {"head", "tpu01", "golden"}
+    assert openable_by("pi4") == {"head", "tail", "golden"}
+    assert openable_by("tiny") == {"head", "golden"}
+    assert openable_by("coral") == {"head", "tpu01", "golden"}
     assert KEYS.wrap_for_device(device("unplanned"), DIGEST, SEALED) == b""
     assert KEYS.wrap_for_device(device("pi4"), DIGEST, PLAIN) == b""
     tail = SEALED.slice("tail").encryption
@@ -133,8 +135,8 @@ def test_the_encryption_key_must_be_signed_by_the_requests_key(tmp_path: Path) -
 # Statements
 
 
-class Bench:
-    """A director that wraps as it is told."""
+class DirectorHarness:
+    """A director whose key wrapping each test sets."""
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder, self.now = folder, 1_000_000.0
@@ -176,22 +178,22 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, database_url: str) -> Bench:
-    return Bench(tmp_path, database_url)
+def bench(tmp_path: Path, database_url: str) -> DirectorHarness:
+    return DirectorHarness(tmp_path, database_url)
 
 
-def test_statements_and_renewals_carry_wrapped_keys(bench: Bench) -> None:
+def test_statements_and_renewals_carry_wrapped_keys(bench: DirectorHarness) -> None:
     """Keys are wrapped at each signing, so that a renewed or repeated statement is complete."""
     bench.enrol("cam-1", b"1" * 32)
     bench.enrol("cam-2", b"2" * 32)
     bench.deploy("cam-1", "cam-2")
-    assert [one.releases[0].keys[:1] for one in bench.signed] == [b"1", b"2"]
+    assert [statement.releases[0].keys[:1] for statement in bench.signed] == [b"1", b"2"]
     bench.now += 600
     assert bench.director.renew() == ["cam-1", "cam-2"]
-    assert [one.releases[0].keys[:1] for one in bench.signed[2:]] == [b"1", b"2"]
+    assert [statement.releases[0].keys[:1] for statement in bench.signed[2:]] == [b"1", b"2"]
 
 
-def test_replaced_hardware_gets_newly_wrapped_keys(bench: Bench) -> None:
+def test_replaced_hardware_gets_newly_wrapped_keys(bench: DirectorHarness) -> None:
     """As soon as the replacement enrols, under a higher counter; never again for the old hardware's key."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
@@ -204,7 +206,7 @@ def test_replaced_hardware_gets_newly_wrapped_keys(bench: Bench) -> None:
     assert bench.keys.startswith(b"N" * 32)
 
 
-def test_a_revoked_device_gets_no_content_keys(bench: Bench) -> None:
+def test_a_revoked_device_gets_no_content_keys(bench: DirectorHarness) -> None:
     """Neither by renewal nor by a deployment; its key is deleted."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
@@ -218,7 +220,7 @@ def test_a_revoked_device_gets_no_content_keys(bench: Bench) -> None:
     assert bench.devices.get("cam-1").encryption_key == b""
 
 
-def test_a_renewed_certificate_keeps_the_encryption_key(bench: Bench) -> None:
+def test_a_renewed_certificate_keeps_the_encryption_key(bench: DirectorHarness) -> None:
     """Keys are wrapped for it under the new certificate as under the old."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
@@ -231,7 +233,7 @@ def test_a_renewed_certificate_keeps_the_encryption_key(bench: Bench) -> None:
     assert bench.keys.startswith(b"1" * 32)
 
 
-def test_statements_without_keys_are_not_reissued_at_enrolment(bench: Bench) -> None:
+def test_statements_without_keys_are_not_reissued_at_enrolment(bench: DirectorHarness) -> None:
     """A device that enrols again and runs nothing encrypted keeps its statement; an unknown device has none."""
     bench.wrap = lambda one, digest: b""
     bench.enrol("cam-1", b"1" * 32)
@@ -241,7 +243,7 @@ def test_statements_without_keys_are_not_reissued_at_enrolment(bench: Bench) -> 
     assert len(bench.signed) == said
 
 
-def test_missing_content_keys_do_not_block_other_renewals(bench: Bench) -> None:
+def test_missing_content_keys_do_not_block_other_renewals(bench: DirectorHarness) -> None:
     """A lost secret fails a deployment; a renewal only leaves the keys out, because devices have stored theirs."""
     bench.enrol("cam-1", b"1" * 32)
     bench.enrol("cam-2", b"2" * 32)
@@ -255,12 +257,12 @@ def test_missing_content_keys_do_not_block_other_renewals(bench: Bench) -> None:
     bench.wrap = lost
     bench.now += 600
     assert bench.director.renew() == ["cam-1", "cam-2"]
-    assert [one.releases[0].keys for one in bench.signed[-2:]] == [b"", b"good"]
+    assert [statement.releases[0].keys for statement in bench.signed[-2:]] == [b"", b"good"]
     with pytest.raises(EdgeError, match="lost"):
         bench.deploy("cam-1")
 
 
-def test_an_oversized_statement_is_refused_without_effect(bench: Bench) -> None:
+def test_an_oversized_statement_is_refused_without_effect(bench: DirectorHarness) -> None:
     """The error has advice; the device's statement is unchanged."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")

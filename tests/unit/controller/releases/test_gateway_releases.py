@@ -44,7 +44,7 @@ def test_the_offload_server_serves_every_row_and_its_cloud_part(maker: ReleaseMa
     """Whatever the planner finds, and every forced place for the gateway's part: the cloud's server knows each row of
     the signed release, and what is left of it beyond the gateway, by the slices that lie there."""
     layers = layers_of(maker)
-    made = [release(maker, one) for one in ("auto", "edge", "cloud")]
+    made = [release(maker, partition) for partition in ("auto", "edge", "cloud")]
     made += [release(maker, layers[0], edge_after=last) for last in (layers[1], layers[-2])]
     shelf = ModelRepository(release_opener(maker.folder / "offload", maker.repository.root_bytes), OnnxRuntime())
     hops = 0
@@ -59,8 +59,8 @@ def test_the_offload_server_serves_every_row_and_its_cloud_part(maker: ReleaseMa
             for link, hop in enumerate(row.hops, 1):
                 hops += 1
                 far = shelf.model(remote_name(digest, CLASS, f"{row.name}~{link}"))
-                assert [one.name for one in far.inputs] == list(hop.sends)
-                assert [one.name for one in far.outputs] == list(hop.receives)
+                assert [tensor.name for tensor in far.inputs] == list(hop.sends)
+                assert [tensor.name for tensor in far.outputs] == list(hop.receives)
                 assert set(hop.remote) <= set(row.remote) <= gateway_slices(manifest)
             with pytest.raises(NotFound):
                 shelf.model(remote_name(digest, CLASS, f"{row.name}~{len(row.hops) + 1}"))

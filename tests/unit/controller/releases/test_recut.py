@@ -1,4 +1,4 @@
-"""What the controller makes of another plan for a released model: a recut by the planner's key, or a reason."""
+"""Another plan for a released model: a recut signed with the planner's key, or a reason for refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_recut_references_the_newest_release(maker: ReleaseMaker) -> None:
     assert signature_view(manifest) == {"signed_by": "planner", "recut_of": first}
     assert (maker.folder / "offload" / digest / "proof" / "base.json").is_file()
     assert maker.release("pool", recut=True)[0] == digest
-    assert [one.options["signed_by"] for one in maker.releasing.all()] == ["targets", "planner"]
+    assert [release.options["signed_by"] for release in maker.releasing.all()] == ["targets", "planner"]
 
 
 def test_a_recut_without_changes_returns_its_base(maker: ReleaseMaker) -> None:

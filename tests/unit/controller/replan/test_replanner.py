@@ -1,4 +1,5 @@
-"""The loop over a real registry, planner and repository: what it proposes, what it does by itself, what it leaves."""
+"""The replanning loop over a real registry, planner and repository: proposals, automatic rollouts, and what it
+leaves alone."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ LINK = "1gbit/0.1ms"
 QUICK = {"mode": "propose", "observe_s": 10.0, "cool_down_s": 100.0}
 
 
-class Shelf:
-    """What takes long and is the same for all: a model that was pushed, keys, and a first release for each wish."""
+class PreparedReleases:
+    """Slow set-up shared by all tests: a pushed model, keys, and a first release for each set of options."""
 
     def __init__(self, folder: Path) -> None:
         self.maker = ReleaseMaker(folder)
@@ -56,7 +57,7 @@ class Shelf:
 class ReplanHarness:
     """Three devices that run a small model alone, as planned; how slow they are is for each test to say."""
 
-    def __init__(self, shelf: Shelf, **wish: Any) -> None:
+    def __init__(self, shelf: PreparedReleases, **wish: Any) -> None:
         self.maker, self.database = shelf.maker, shelf.database
         self.now = 10_000.0
         self.model = self.maker.model
@@ -110,12 +111,14 @@ class ReplanHarness:
         with self.database.read() as session:
             return session.scalars(select(Desired.release).where(Desired.device == "one")).one()
 
-    def tell(self, slowdown: float, *, names: Sequence[str] = NAMES, seconds: int = 20, emulated: bool = False) -> None:
+    def send_telemetry(
+        self, slowdown: float, *, names: Sequence[str] = NAMES, seconds: int = 20, emulated: bool = False
+    ) -> None:
         """Devices work for so long, so many times slower than first predicted."""
         planned = self.maker.releasing.manifest(self.first).plans[CLASS].slice_s
         total_s = sum(planned.values()) * slowdown
         manifest = self.maker.releasing.manifest(self.release)
-        share = {one.name: len(one.layers) for one in manifest.slices}
+        share = {slice_.name: len(slice_.layers) for slice_ in manifest.slices}
         plan = manifest.plans[CLASS]
         row = (plan.local or plan.rows[0]).name
         slices = [
@@ -151,18 +154,18 @@ class ReplanHarness:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("shelf"))
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> PreparedReleases:
+    return PreparedReleases(tmp_path_factory.mktemp("shelf"))
 
 
 @pytest.fixture
-def world(shelf: Shelf) -> ReplanHarness:
+def world(shelf: PreparedReleases) -> ReplanHarness:
     return ReplanHarness(shelf)
 
 
 def test_slow_devices_yield_a_proposal_that_waits_for_acceptance(world: ReplanHarness) -> None:
     """It has its prediction, the kind of devices and the reason; the next run keeps the same proposal."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.replanner.replan_all()
 
@@ -176,7 +179,7 @@ def test_slow_devices_yield_a_proposal_that_waits_for_acceptance(world: ReplanHa
 
 def test_an_accepted_proposal_is_signed_and_rolled_out(world: ReplanHarness) -> None:
     """Another cut of the release that the release key signed; its seconds are the measured ones."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     set_current_operator("ada")
     try:
@@ -203,24 +206,24 @@ def test_an_accepted_proposal_is_signed_and_rolled_out(world: ReplanHarness) -> 
 
 def test_a_dismissed_proposal_is_not_repeated_during_the_cool_down(world: ReplanHarness) -> None:
     """For four cool-downs; then the measurements of that time are proposed."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.replanner.dismiss(world.open()[0]["id"])
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.open()
     world.now += 4 * 100.0
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert len(world.open()) == 1
 
 
 def test_a_proposal_without_present_drift_is_withdrawn(world: ReplanHarness) -> None:
     """The devices recovered before an operator decided."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.now += 100.0
-    world.tell(1.0)
+    world.send_telemetry(1.0)
     world.replanner.replan_all()
     assert not world.open() and world.replanner.list_proposals()[0]["state"] == "withdrawn"
 
@@ -228,31 +231,31 @@ def test_a_proposal_without_present_drift_is_withdrawn(world: ReplanHarness) -> 
 def test_auto_policy_rolls_out_and_converges_on_one_table(world: ReplanHarness) -> None:
     """Slow, quick, slow again: the second table holds rows for both, and nothing changes any more."""
     world.replanner.set_policy("small", [], {"mode": "auto", "cool_down_s": 0.0})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert [wanted.release for wanted in world.rolled_out] == [world.release] and world.release != world.first
     assert world.events()[-1] == ("replan.applied", "replan")
 
     for slowdown in (1.0, 40.0, 1.0, 40.0):
-        world.tell(slowdown)
+        world.send_telemetry(slowdown)
         world.replanner.replan_all()
     assert len(world.rolled_out) == 1 and not world.open()
 
 
 def test_auto_policy_waits_for_the_cool_down(world: ReplanHarness) -> None:
     """Devices that wait for their stage still run the old table: nothing is proposed for them again."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
     with world.database.write() as session:
         before = session.get_one(ProposalRow, number)
         before.state, before.decided = "applied", world.now
     world.replanner.set_policy("small", [], {"mode": "auto"})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.open() and not world.rolled_out
     world.now += 100.0
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.open() and len(world.rolled_out) == 1
 
@@ -260,16 +263,16 @@ def test_auto_policy_waits_for_the_cool_down(world: ReplanHarness) -> None:
 def test_off_policy_only_reports_the_drift(world: ReplanHarness) -> None:
     """Nothing is proposed."""
     world.replanner.set_policy("small", [], {"mode": "off"})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     (found,) = world.replanner.drift_report("small")
     assert not world.open() and found["policy"] == "off" and found["moves"]
-    assert {one["what"] for one in found["drift"]} >= {"uplink", "round trip"}
+    assert {drift["what"] for drift in found["drift"]} >= {"uplink", "round trip"}
 
 
 def test_the_required_number_of_devices_is_configurable(world: ReplanHarness) -> None:
     """Two devices are too few, and so is one, unless `--devices` lowers the number."""
-    world.tell(40.0, names=NAMES[:2])
+    world.send_telemetry(40.0, names=NAMES[:2])
     world.replanner.replan_all()
     assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have told enough"
     world.replanner.set_policy("small", [], {"least_devices": 2})
@@ -280,24 +283,27 @@ def test_the_required_number_of_devices_is_configurable(world: ReplanHarness) ->
 def test_a_group_with_its_own_policy_is_replanned_separately(world: ReplanHarness) -> None:
     """Only its device is slow, and only its device gets another table."""
     world.replanner.set_policy("small", ["roof"], {"mode": "auto", "least_devices": 1})
-    world.tell(1.0, names=("one", "two"))
-    world.tell(40.0, names=("three",))
+    world.send_telemetry(1.0, names=("one", "two"))
+    world.send_telemetry(40.0, names=("three",))
     world.replanner.replan_all()
     assert [wanted.targets for wanted in world.rolled_out] == [["three"]]
-    assert world.release == world.first and {one["group"] for one in world.replanner.drift_report()} == {None, "roof"}
+    assert world.release == world.first and {drift["group"] for drift in world.replanner.drift_report()} == {
+        None,
+        "roof",
+    }
 
 
-def test_a_forced_cut_is_never_replanned(shelf: Shelf) -> None:
+def test_a_forced_cut_is_never_replanned(shelf: PreparedReleases) -> None:
     """Whatever is measured for it."""
     world = ReplanHarness(shelf, partition="device")
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.replanner.inspector.units() and not world.open()
 
 
 def test_a_proposal_for_an_old_release_is_superseded(world: ReplanHarness) -> None:
     """A proposal for a release that is no longer desired cannot be accepted."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
     digest, _ = world.maker.release("pool", recut=True)
@@ -310,7 +316,7 @@ def test_a_proposal_for_an_old_release_is_superseded(world: ReplanHarness) -> No
 
 def test_an_unsignable_proposal_fails_with_the_reason(world: ReplanHarness) -> None:
     """Limits that no cut satisfies: nothing is signed or published, and there is no immediate retry."""
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
     with world.database.write() as session:
@@ -322,10 +328,10 @@ def test_an_unsignable_proposal_fails_with_the_reason(world: ReplanHarness) -> N
     assert failed["state"] == "failed" and failed["ended"] and not world.rolled_out
 
 
-def test_replanned_tables_keep_the_limits_of_the_release(shelf: Shelf) -> None:
+def test_replanned_tables_keep_the_limits_of_the_release(shelf: PreparedReleases) -> None:
     """The first layer stays on the device in each row of the new table, as in the old."""
     world = ReplanHarness(shelf, limits={"keep_first": 1})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.replanner.accept(world.open()[0]["id"])
     plan = world.maker.releasing.manifest(world.rolled_out[0].release).plans[CLASS]
@@ -336,28 +342,28 @@ def test_telemetry_of_one_device_exports_as_a_costs_file(world: ReplanHarness) -
     """Its seconds at work, the device's name and the number of requests; or the reason why there is none."""
     with pytest.raises(UsageError, match="has not told yet"):
         world.replanner.costs_measured_on("small", world.devices[0])
-    world.tell(40.0, names=("one",))
+    world.send_telemetry(40.0, names=("one",))
     found = world.replanner.costs_measured_on("small", world.devices[0])
     costs = load_costs(found)
     planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
     assert sum(layer.seconds["device"] for layer in costs.layers) == pytest.approx(40 * sum(planned.values()))
     assert costs.basis["device"] == f"measured: at work, on 1 of {CLASS}"
     assert (found["where"], found["measured"]) == ("one", "measured") and found["requests"] == 90
-    assert sum(one["predicted_s"] for one in found["slices"]) == pytest.approx(sum(planned.values()))
+    assert sum(slice_["predicted_s"] for slice_ in found["slices"]) == pytest.approx(sum(planned.values()))
     with world.database.write() as session:
         session.execute(delete(Desired).where(Desired.device == "two"))
     with pytest.raises(UsageError, match="is not to run small@1"):
-        world.replanner.costs_measured_on("small", next(one for one in world.devices if one.name == "two"))
+        world.replanner.costs_measured_on("small", next(device for device in world.devices if device.name == "two"))
 
 
 def test_scoped_operators_see_and_decide_only_their_proposals(world: ReplanHarness) -> None:
     """Devices of other groups and proposals about them are not visible."""
     world.replanner.set_policy("small", ["roof"], {"least_devices": 1})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     roof, cellar = (world.replanner.scoped_to(frozenset({name})) for name in ("roof", "cellar"))
     (mine,) = roof.list_proposals()
-    assert mine["devices"] == ["three"] and [one["devices"] for one in roof.drift_report()] == [["three"]]
+    assert mine["devices"] == ["three"] and [drift["devices"] for drift in roof.drift_report()] == [["three"]]
     assert not cellar.list_proposals() and not cellar.drift_report()
     with pytest.raises(NotFound):
         cellar.dismiss(mine["id"])
@@ -365,14 +371,14 @@ def test_scoped_operators_see_and_decide_only_their_proposals(world: ReplanHarne
         cellar.set_policy("small", [], {"mode": "auto"})
     with pytest.raises(NotFound):
         cellar.set_policy("small", ["roof"], {"mode": "auto"})
-    assert "roof" not in {one["group"] for one in cellar.list_policies()}
+    assert "roof" not in {policy["group"] for policy in cellar.list_policies()}
     assert roof.set_policy("small", ["roof"], {"mode": "off"})
     assert roof.dismiss(mine["id"])["state"] == "dismissed"
 
 
 def test_proposals_from_emulated_devices_are_marked(world: ReplanHarness) -> None:
     """The proposal carries the mark."""
-    world.tell(40.0, emulated=True)
+    world.send_telemetry(40.0, emulated=True)
     world.replanner.replan_all()
     assert world.open()[0]["basis"] == "emulated"
 
@@ -382,7 +388,7 @@ def test_proposals_from_simulated_devices_are_marked(world: ReplanHarness) -> No
     with world.database.write() as session:
         for device in session.scalars(select(Device)):
             device.birth = {"simulated": True}
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert world.open()[0]["basis"] == "simulated"
 
@@ -410,6 +416,6 @@ def test_policies_are_stored_and_listed(world: ReplanHarness) -> None:
     """Fields that are left out keep their value."""
     world.replanner.set_policy("small", [], {"least_gain": 0.3})
     world.replanner.set_policy("", [], {"mode": "off"})
-    small = next(one for one in world.replanner.list_policies() if one["model"] == "small")
+    small = next(policy for policy in world.replanner.list_policies() if policy["model"] == "small")
     assert (small["mode"], small["least_gain"], small["observe_s"]) == ("propose", 0.3, 10.0)
-    assert {one["mode"] for one in world.replanner.list_policies() if one["model"] is None} == {"off"}
+    assert {policy["mode"] for policy in world.replanner.list_policies() if policy["model"] is None} == {"off"}

@@ -1,4 +1,4 @@
-"""Rollouts, over a database and devices at the level of messages: stages, thresholds, the way back, who wins."""
+"""Rollouts over a database and message-level devices: stages, thresholds, rollback, precedence."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def fleet(count: int) -> list[str]:
     return [f"cam-{number:03d}" for number in range(count)]
 
 
-def told(world: RolloutHarness, release: str = NEW) -> int:
-    """How many devices were told of the release."""
-    return sum(one.wanted == release for one in world.fleet.values())
+def assigned_count(world: RolloutHarness, release: str = NEW) -> int:
+    """Number of devices with a statement for the release."""
+    return sum(device.wanted == release for device in world.fleet.values())
 
 
 def test_a_plain_deployment_states_every_device_at_once(world: RolloutHarness) -> None:
     """One stage of all devices, stated before the call returns; finished when they run it."""
     world.enrol(*fleet(10), runs="")
     number = world.deploy(NEW)
-    assert {one.wanted for one in world.fleet.values()} == {NEW}
+    assert {device.wanted for device in world.fleet.values()} == {NEW}
     assert world.state(number) == "running"
     world.settle()
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
@@ -48,18 +48,18 @@ def test_stages_run_one_after_the_other(world: RolloutHarness) -> None:
     ended well."""
     world.enrol(*fleet(20))
     number = world.deploy(NEW, stages=("10%", "50%", "100%"))
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     world.step()
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     world.work(times=2)
     world.step()
-    assert told(world) == 2  # on trial
+    assert assigned_count(world) == 2  # on trial
     world.work()
     world.step()
-    assert told(world) == 10 and world.shown(number)["stage"] == 2
+    assert assigned_count(world) == 10 and world.shown(number)["stage"] == 2
     world.settle()
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
-    assert [one["succeeded"] for one in world.shown(number)["stages"]] == [2, 8, 10]
+    assert [stage["succeeded"] for stage in world.shown(number)["stages"]] == [2, 8, 10]
 
 
 def test_a_bad_release_stops_at_the_failure_threshold_and_rolls_back(world: RolloutHarness) -> None:
@@ -71,8 +71,8 @@ def test_a_bad_release_stops_at_the_failure_threshold_and_rolls_back(world: Roll
     shown = world.shown(number)
     assert shown["state"] == "failed" and shown["states"]["rolled back"] == 4 and shown["states"]["skipped"] == 36
     assert set(world.running().values()) == {OLD}
-    assert {one.wanted for one in world.fleet.values()} == {OLD}
-    assert sum(BAD in one.ran for one in world.fleet.values()) == 4
+    assert {device.wanted for device in world.fleet.values()} == {OLD}
+    assert sum(BAD in device.ran for device in world.fleet.values()) == 4
     assert shown["failures"][0]["count"] == 4 and "stage 1: " in shown["reason"]
     assert not world.broken()
 
@@ -118,7 +118,7 @@ def test_a_plain_deployment_keeps_the_new_release_desired_on_failure(world: Roll
     assert world.members(number)["cam-001"]["state"] == "succeeded" and not world.shown(number)["failures"]
     world.rollouts.command(number, "rollback")
     world.settle()
-    assert set(world.running().values()) == {OLD} and {one.wanted for one in world.fleet.values()} == {OLD}
+    assert set(world.running().values()) == {OLD} and {device.wanted for device in world.fleet.values()} == {OLD}
 
 
 def test_a_rollback_restores_each_devices_previous_release(world: RolloutHarness) -> None:
@@ -183,11 +183,11 @@ def test_a_stage_without_evidence_pauses_the_rollout(world: RolloutHarness) -> N
     """All canaries were offline: the rollout pauses with the reason, and an operator may resume it."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), device_timeout="2m")
-    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
+    (canary,) = [name for name, member in world.members(number).items() if member["state"] == "assigned"]
     world.fleet[canary].wanted, world.fleet[canary].mood = OLD, "silent"
     world.settle(seconds=60.0, until=lambda: world.state(number) == "paused")
     assert "no device succeeded" in world.shown(number)["reason"]
-    assert sum(one["state"] == "queued" for one in world.members(number).values()) == 9
+    assert sum(member["state"] == "queued" for member in world.members(number).values()) == 9
     world.rollouts.command(number, "resume")
     world.settle()
     assert world.state(number) == "finished"
@@ -198,7 +198,7 @@ def test_a_failed_gate_rolls_a_device_on_trial_back(world: RolloutHarness) -> No
     begins."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="50 requests / 10m")
-    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
+    (canary,) = [name for name, member in world.members(number).items() if member["state"] == "assigned"]
     world.work(times=3)
     world.step()
     assert world.members(number)[canary]["state"] == "trial" and world.fleet[canary].runs == NEW
@@ -229,24 +229,24 @@ def test_unjudged_gates_pause_the_rollout(world: RolloutHarness) -> None:
 
 
 def test_a_newer_rollout_supersedes_devices_in_any_state(world: RolloutHarness) -> None:
-    """Queued, told, fetching, on trial, failed, timed out, succeeded: each goes to the newer one, and back from it to
+    """Queued, assigned, fetching, on trial, failed, timed out, succeeded: each goes to the newer, and back from it to
     what last ran well."""
     world.enrol(*fleet(12))
     number = world.deploy(NEW, stages=("50%",), device_timeout="5m", abort_when_failed="never")
-    first = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
+    first = [name for name, member in world.members(number).items() if member["state"] == "assigned"]
     world.fleet[first[0]].mood, world.fleet[first[1]].mood = "silent", "stuck"
     for place, name in enumerate(first[2:]):
         for _ in range(place):
             world.fleet[name].work(world.bad)
     world.speak()
     world.step()
-    states = {one["state"] for one in world.members(number).values()}
+    states = {member["state"] for member in world.members(number).values()}
     assert {"queued", "assigned", "fetching", "trial", "succeeded"} <= states
     for name in first[:2]:
         world.fleet[name].mood = "good"
     well = [name for name in first if world.fleet[name].runs == NEW]
     newer = world.deploy(NEWER)
-    previous = {name: one["previous"] for name, one in world.members(newer).items()}
+    previous = {name: member["previous"] for name, member in world.members(newer).items()}
     assert {name for name in previous if previous[name] == NEW} == set(well) and set(previous.values()) == {OLD, NEW}
     world.settle()
     assert set(world.running().values()) == {NEWER} and world.state(newer) == "finished"
@@ -271,7 +271,7 @@ def test_unless_busy_refuses_with_the_active_rollouts_number(world: RolloutHarne
     older = world.deploy(NEW, stages=("1",))
     with pytest.raises(Conflict, match=f"rollout {older} brings m to"):
         world.deploy(NEWER, fleet(3), unless_busy=True)
-    assert [one["id"] for one in world.rollouts.list_views(10)][-1] == older
+    assert [rollout["id"] for rollout in world.rollouts.list_views(10)][-1] == older
 
 
 def test_rolling_back_a_superseded_rollout_changes_nothing(world: RolloutHarness) -> None:
@@ -305,22 +305,22 @@ def test_pause_resume_approve_and_abort_take_effect_immediately(world: RolloutHa
     """An action that does not apply to the rollout's state is refused."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("20%", "50%"), approve=True)
-    assert world.state(number) == "waiting" and all(one.wanted == OLD for one in world.fleet.values())
+    assert world.state(number) == "waiting" and all(device.wanted == OLD for device in world.fleet.values())
     world.rollouts.command(number, "approve")
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     world.rollouts.command(number, "pause", "anna")
     assert world.shown(number)["reason"] == "paused by anna"
     world.work(times=3)
     world.step()
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     with pytest.raises(Conflict, match="does not wait for approval: it is paused"):
         world.rollouts.command(number, "approve")
     world.rollouts.command(number, "resume")
     assert world.state(number) == "waiting" and "approval of stage 2" in world.shown(number)["waits_for"]
     world.rollouts.command(number, "approve")
-    assert told(world) == 5
+    assert assigned_count(world) == 5
     world.rollouts.command(number, "abort")
-    assert told(world) == 2  # those on their way go back at once
+    assert assigned_count(world) == 2  # those on their way go back at once
     world.settle()
     assert world.state(number) == "aborted" and sum(runs == NEW for runs in world.running().values()) == 2
     for verb in ("pause", "resume", "approve", "abort"):
@@ -334,15 +334,15 @@ def test_a_constant_rate_limit_is_kept(world: RolloutHarness) -> None:
     """Sixty a minute is one a second, however often the loop runs, and a pause saves none up."""
     world.enrol(*fleet(30))
     number = world.deploy(NEW, rate="60/min")
-    assert told(world) == 1
+    assert assigned_count(world) == 1
     for seconds in range(1, 6):
         world.step(0.5)
         world.step(0.5)
-        assert told(world) == 1 + seconds
+        assert assigned_count(world) == 1 + seconds
     world.rollouts.command(number, "pause")
     world.step(3_600.0)
     world.rollouts.command(number, "resume")
-    assert told(world) <= 9
+    assert assigned_count(world) <= 9
     world.settle(seconds=30.0)
     assert world.state(number) == "finished"
 
@@ -353,9 +353,9 @@ def test_an_exponential_rate_limit_grows(world: RolloutHarness) -> None:
     world.deploy(NEW, rate="exponential:base=2,factor=2,every=10m")
     counts = []
     for _ in range(5):
-        counts.append(told(world))
+        counts.append(assigned_count(world))
         world.step(599.0)
-        assert told(world) == counts[-1]
+        assert assigned_count(world) == counts[-1]
         world.step(1.0)
     assert counts == [2, 6, 14, 30, 30]
 
@@ -365,12 +365,12 @@ def test_devices_are_stated_only_within_the_hours(world: RolloutHarness) -> None
     world.now = 1_800_000_000.0  # 08:00 UTC
     world.enrol(*fleet(2), runs="")
     number = world.deploy(NEW, between="01:00-05:00+01:00")
-    assert all(not one.wanted for one in world.fleet.values())
+    assert all(not device.wanted for device in world.fleet.values())
     assert "the hours 01:00-05:00 +01:00, in 16h" in world.shown(number)["waits_for"]
     world.step(15 * 3_600.0 + 3_599)
-    assert all(not one.wanted for one in world.fleet.values())
+    assert all(not device.wanted for device in world.fleet.values())
     world.step(1.0)
-    assert all(one.wanted == NEW for one in world.fleet.values())
+    assert all(device.wanted == NEW for device in world.fleet.values())
 
 
 def test_only_a_following_rollout_takes_in_new_devices(world: RolloutHarness) -> None:
@@ -421,8 +421,8 @@ def test_a_revoked_device_is_skipped(world: RolloutHarness) -> None:
     world.enrol(*fleet(6))
     number = world.deploy(NEW, stages=("50%",))
     members = world.members(number)
-    first = next(name for name, one in members.items() if one["state"] == "assigned")
-    queued = next(name for name, one in members.items() if one["state"] == "queued")
+    first = next(name for name, member in members.items() if member["state"] == "assigned")
+    queued = next(name for name, member in members.items() if member["state"] == "queued")
     for name in (first, queued):
         world.devices.revoke(name)
         del world.fleet[name]
@@ -435,11 +435,11 @@ def test_canaries_are_chosen_by_hash_and_preference(world: RolloutHarness) -> No
     """Reproducible from the rollout's number; devices with the preferred label come first."""
     world.enrol(*fleet(50))
     world.enrol("lab-1", "lab-2", "lab-3", kind="lab")
-    first = [name for name, one in world.members(world.deploy(NEW, stages=("3",))).items() if one["stage"] == 1]
-    second = [name for name, one in world.members(world.deploy(NEW, stages=("3",))).items() if one["stage"] == 1]
+    first = [name for name, member in world.members(world.deploy(NEW, stages=("3",))).items() if member["stage"] == 1]
+    second = [name for name, member in world.members(world.deploy(NEW, stages=("3",))).items() if member["stage"] == 1]
     assert first != second
     number = world.deploy(NEW, stages=("3",), prefer="kind=lab")
-    stages = {name: one["stage"] for name, one in world.members(number).items()}
+    stages = {name: member["stage"] for name, member in world.members(number).items()}
     assert sorted(name for name, stage in stages.items() if stage == 1) == ["lab-1", "lab-2", "lab-3"]
 
 
@@ -481,7 +481,9 @@ def test_rollout_steps_are_recorded_as_events(world: RolloutHarness) -> None:
     world.rollouts.command(number, "resume", "anna")
     world.settle()
     with world.database.read() as session:
-        events = [(one.who, one.what) for one in session.query(Event).order_by(Event.id) if one.subject == str(number)]
+        events = [
+            (event.who, event.what) for event in session.query(Event).order_by(Event.id) if event.subject == str(number)
+        ]
     assert events == [
         ("operator", "deployment.made"), ("controller", "rollout.began"), ("controller", "rollout.stage"),
         ("anna", "rollout.pause"), ("anna", "rollout.resume"), ("controller", "rollout.failing"),
@@ -556,7 +558,7 @@ def test_a_step_reads_only_devices_with_news(world: RolloutHarness, monkeypatch:
 
     monkeypatch.setattr(store, "members_for_step", counted)
     world.fleet["cam-000"].work(())
-    world.devices.ingest([("cam-000", said) for said in [world.fleet["cam-000"].report()] if said])
+    world.devices.ingest([("cam-000", report) for report in [world.fleet["cam-000"].report()] if report])
     world.step(seconds=0.5)
     assert read and max(read) == 1
 

@@ -1,4 +1,4 @@
-"""Gates: what is spelt, what counts as evidence, and what a device is let off or sent back for."""
+"""Rollout gates: their syntax, their evidence, and their verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators write about a rollout: read in their units, bounded, and refused with how it is written."""
+"""Rollout options: parsed in the operators' units, bounded, and refused with the expected syntax."""
 
 from __future__ import annotations
 

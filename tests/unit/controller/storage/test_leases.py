@@ -1,4 +1,4 @@
-"""Leases: one of all processes does what has to run once, and who was overtaken can change nothing any more."""
+"""Leases: one of all processes is the holder, and a process that lost its lease can write nothing any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ time.sleep(600)
 """
 
 
-class Times:
+class ManualClocks:
     """A monotonic clock for each process, and the database's, moved together or apart."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def checked(lease: Lease, database: Database) -> bool:
 
 def test_a_lease_stays_with_the_holder_that_renews_it(database: Database) -> None:
     """A second process cannot take it while the first renews it."""
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_a_lease_stays_with_the_holder_that_renews_it(database: Database) -> Non
 
 def test_a_lease_that_is_not_renewed_expires(database: Database) -> None:
     """Another process takes it; the first detects that by its own clock, and its fenced writes fail."""
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     times.database += LEASE_S + 1
@@ -85,7 +85,7 @@ def test_a_lease_that_is_not_renewed_expires(database: Database) -> None:
 
 def test_a_suspended_process_does_not_hold_its_lease(database: Database) -> None:
     """Its clock went on while it did not run: it renews before it relies on the lease, and that fails."""
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     times.pass_s(LEASE_S + 1)
@@ -95,7 +95,7 @@ def test_a_suspended_process_does_not_hold_its_lease(database: Database) -> None
 
 def test_a_reacquired_lease_has_a_higher_fencing_token(database: Database) -> None:
     """A holder that lost the lease and got it again is fenced off from its earlier writes."""
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
     times.pass_s(LEASE_S + 1)
@@ -107,7 +107,7 @@ def test_a_reacquired_lease_has_a_higher_fencing_token(database: Database) -> No
 
 def test_a_stopped_process_releases_its_lease(database: Database) -> None:
     """The next process takes it without waiting for the expiry."""
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
     first.release()
@@ -125,7 +125,7 @@ def test_a_lease_is_not_taken_during_a_fenced_transaction(postgres: Postgres) ->
     """On PostgreSQL, a holder inside a transaction keeps the lease past its expiry: the other waits until the
     commit."""
     database = Database(postgres.database())
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
     took = threading.Event()
@@ -151,7 +151,7 @@ def test_a_lease_is_not_taken_during_a_fenced_transaction(postgres: Postgres) ->
 def test_no_lease_is_granted_while_the_database_is_unavailable(postgres: Postgres) -> None:
     """While it cannot be renewed it is held until its expiry, and no longer."""
     database = Database(postgres.database())
-    times = Times()
+    times = ManualClocks()
     lease = times.lease(database)
     assert lease.held()
     postgres.kill()

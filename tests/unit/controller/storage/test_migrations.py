@@ -1,4 +1,4 @@
-"""Migrations: every database comes to the tables of this program, whatever it was, and a newer one is left alone."""
+"""Migrations: every older database gets the tables of this program, and a newer one is refused."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_stored_hours_are_aggregated_into_days_and_months(database_url: str) -> 
     assert first["cuts"] == {"local": 2, "remote": 2} and second["requests"] == 2
     (month,) = rolling.device_history("cam-1", "month", day, day + 2 * 86_400)["m"]
     assert month["requests"] == 6
-    assert [one["requests"] for one in rolling.model_history("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
-    assert [one["requests"] for one in rolling.model_history("m", "day", day, day + 2 * 86_400)] == [6, 2]
+    assert [bucket["requests"] for bucket in rolling.model_history("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
+    assert [bucket["requests"] for bucket in rolling.model_history("m", "day", day, day + 2 * 86_400)] == [6, 2]
     assert rolling.model_history("", "day", day, day + 86_400) == []
     database.close()
 

@@ -1,5 +1,5 @@
-"""Transactions, on SQLite and on PostgreSQL: what a writer read is still true when it commits, and what devices say
-does not wait for it; every trouble of the database has our name."""
+"""Transactions on SQLite and PostgreSQL: isolation, telemetry beside writers, and database errors as errors of the
+SDK."""
 
 from __future__ import annotations
 

@@ -367,7 +367,7 @@ def add_leak(graph_: onnx.GraphProto) -> None:
 
 def swap_weights(graph_: onnx.GraphProto) -> None:
     """Each of two weights where the other lies."""
-    first, second = (list(one.external_data) for one in graph_.initializer[:2])
+    first, second = (list(tensor.external_data) for tensor in graph_.initializer[:2])
     for place, entries in ((0, second), (1, first)):
         del graph_.initializer[place].external_data[:]
         graph_.initializer[place].external_data.extend(entries)
@@ -375,7 +375,7 @@ def swap_weights(graph_: onnx.GraphProto) -> None:
 
 def entry(key: str, value: str) -> Callable[[onnx.GraphProto], None]:
     def change(graph_: onnx.GraphProto) -> None:
-        kept = [one for one in graph_.initializer[0].external_data if one.key != key]
+        kept = [tensor for tensor in graph_.initializer[0].external_data if tensor.key != key]
         del graph_.initializer[0].external_data[:]
         graph_.initializer[0].external_data.extend(kept)
         graph_.initializer[0].external_data.add(key=key, value=value)
@@ -510,21 +510,21 @@ def sealed(one: Made) -> Made:
 
 
 def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarness) -> None:
-    """Nobody but who has the keys could compare what is in a slice of another cut, so that there is none: neither in
-    clear nor encrypted; its own slices go into other tables as they are."""
+    """Without the keys the content of a newly cut slice cannot be compared, so such a recut is refused, in clear as
+    encrypted; the release's own slices go into other tables as they are."""
     base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(fingerprint=None)
     world.publish(base)
     elsewhere = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
-    for one in (elsewhere, sealed(elsewhere)):
+    for recut in (elsewhere, sealed(elsewhere)):
         with pytest.raises(TrustError, match="needs the release key"):
-            world.repository.add_recut(one.raw)
-        world.steal(one.raw)
+            world.repository.add_recut(recut.raw)
+        world.steal(recut.raw)
         with pytest.raises(TrustError, match="needs the release key"):
-            refreshed(world).manifest(one.digest, world.fetch)
+            refreshed(world).manifest(recut.digest, world.fetch)
     with_fingerprint = sealed(made("chain", world.layers[:2], **world.kept))
     world.publish(with_fingerprint)
-    for one in (elsewhere, sealed(elsewhere)):
-        forged = one.with_(recut_of=with_fingerprint.digest)
+    for recut in (elsewhere, sealed(elsewhere)):
+        forged = recut.with_(recut_of=with_fingerprint.digest)
         with pytest.raises(TrustError, match=r"in clear|does not run as"):
             world.repository.add_recut(forged.raw)
 

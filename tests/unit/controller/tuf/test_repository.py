@@ -1,4 +1,4 @@
-"""The TUF repository on disk: whole after a crash at any write, closed to everything but its own files."""
+"""The TUF repository on disk: consistent after a crash at any write, and serving only its own files."""
 
 from __future__ import annotations
 

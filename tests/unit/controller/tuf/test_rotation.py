@@ -1,4 +1,4 @@
-"""Keys that move, change and are lost: what the controller publishes then, and what a device makes of it."""
+"""Rotation, move and loss of keys: the metadata that the controller publishes, and what a device accepts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_root_below_its_signature_threshold_is_not_published(operator: Operato
     assert operator.files() == before
     waiting = operator.rotation.pending_change()
     assert waiting is not None
-    assert [(one.whose, one.count, len(one.keyids)) for one in operator.rotation.missing(waiting)] == [
+    assert [(missing.whose, missing.count, len(missing.keyids)) for missing in operator.rotation.missing(waiting)] == [
         ("the root", 1, 2)
     ]
     operator.reopened()
@@ -629,7 +629,7 @@ def test_a_backup_from_before_an_online_key_change_is_repaired(operator: Operato
 def test_show_lists_the_location_of_each_key(operator: Operator) -> None:
     """Role by role: ids, local or remote, threshold, version and expiry."""
     operator.move_away()
-    roles = {one["role"]: one for one in operator.rotation.view()["roles"]}
+    roles = {role["role"]: role for role in operator.rotation.view()["roles"]}
 
     assert [key["here"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
     assert [key["here"] for key in roles["targets"]["keys"]] == [False]

@@ -1,4 +1,4 @@
-"""Signers by URI: files with and without a passphrase, anything else that securesystemslib knows, clear refusals."""
+"""Signers by URI: files with and without a passphrase, other securesystemslib signers, clear refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cut beneath the planner: bounds, ties and numbers that integers cannot hold; and the envelope above it."""
+"""The minimum cut beneath the planner: bounds, ties and numbers beyond integer capacities; and the lower envelope."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_the_lower_envelope_is_minimal_everywhere() -> None:
         for step in range(80):
             x = step / 20
             lowest = min(line.at(x) for line in some)
-            here = [one.line.at(x) for one in stretches if one.start <= x <= one.end]
+            here = [stretch.line.at(x) for stretch in stretches if stretch.start <= x <= stretch.end]
             assert here and all(height == pytest.approx(lowest, abs=1e-12) for height in here)
 
 
 def test_of_equal_lines_the_first_is_kept() -> None:
     """A plan's own row stays in its table."""
-    assert [one.line.item for one in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
+    assert [stretch.line.item for stretch in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
 
 
 def test_exploring_k_lines_takes_2k_minus_1_evaluations() -> None:

@@ -1,4 +1,4 @@
-"""Calibration: a designed grid, timed in a child, fitted, written as a profile that predicts what it was made of."""
+"""Calibration: a designed grid, timed in a child process, fitted, and written as a profile that predicts its points."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def test_a_profile_round_trips_through_its_file(profile: DeviceProfile, as_json:
 def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> None:
     """Of a fit as of rates; and a slice of many operators is known better than one operator."""
     graph = _graph([operator_grid.point_work(point) for point in GRID[::40]])
-    for one in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
-        for prediction in predict_intervals(graph, one).values():
+    for device_profile in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
+        for prediction in predict_intervals(graph, device_profile).values():
             assert 0 <= prediction.low_s <= prediction.seconds <= prediction.high_s
     predictor = Predictor(profile)
     together = predictor.predict_sum(graph.layers)
     alone = [predictor.predict_sum((layer,)) for layer in graph.layers]
-    assert together.high_s / together.seconds < max(one.high_s / max(one.seconds, 1e-12) for one in alone)
+    assert together.high_s / together.seconds < max(item.high_s / max(item.seconds, 1e-12) for item in alone)
 
 
 def test_an_operator_without_a_family_is_predicted_by_its_class(profile: DeviceProfile) -> None:

@@ -1,4 +1,4 @@
-"""The costs table: every layer and tensor is in it, device figures are predicted or measured, and it survives JSON."""
+"""The costs table: complete for every layer and tensor, predicted or measured, and written as JSON without loss."""
 
 from __future__ import annotations
 

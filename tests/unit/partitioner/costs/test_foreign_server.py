@@ -1,4 +1,4 @@
-"""What Triton and KServe are given, as they read it; and addresses of servers that are not ours."""
+"""Files for Triton and KServe, checked by their schemas; and addresses of foreign servers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def test_the_triton_configuration_matches_its_schema(name: str, end: str, shape:
     text = triton_config(name, [tensor(end, *shape)], [tensor("y", 1, datatype="INT64")], instances=3)
     config = text_format.Parse(text, SCHEMA.ModelConfig())
     assert (config.name, config.backend, config.max_batch_size) == (name, "onnxruntime", 0)
-    assert [(one.name, list(one.dims), one.data_type) for one in config.input] == [(end, shape, SCHEMA.TYPE_FP32)]
+    assert [(tensor.name, list(tensor.dims), tensor.data_type) for tensor in config.input] == [
+        (end, shape, SCHEMA.TYPE_FP32)
+    ]
     assert config.output[0].data_type == SCHEMA.TYPE_INT64
-    assert [(one.kind, one.count) for one in config.instance_group] == [(SCHEMA.ModelInstanceGroup.KIND_CPU, 3)]
+    assert [(group.kind, group.count) for group in config.instance_group] == [(SCHEMA.ModelInstanceGroup.KIND_CPU, 3)]
 
 
 @pytest.mark.parametrize("kind", ["BOOL", "UINT8", "UINT64", "INT8", "INT64", "FP16", "FP32", "FP64"])
@@ -63,7 +65,7 @@ def test_writing_a_model_repository_is_repeatable(tmp_path: Path) -> None:
         home = write_model(tmp_path, f"{RELEASE}.pi4.cut-1", "config", model)
     assert (home / "1" / "model.onnx").read_bytes() == b"one again"
     assert (home / "config.pbtxt").read_text() == "config"
-    assert [one.name for one in tmp_path.iterdir()] == [f"{RELEASE}.pi4.cut-1"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{RELEASE}.pi4.cut-1"]
 
 
 @pytest.mark.parametrize("model", ["digits@1", "Weird__Name@12", "8ball@3", "x" * 80 + "@1", "-.-@1"])
@@ -174,8 +176,8 @@ def test_foreign_servers_get_decoded_pictures_and_no_zstd() -> None:
     """Triton gets gzip, at gzip's price; others get nothing compressed. Lossy codecs stay: the export undoes them."""
     triton = costs_for_foreign_server(costs(), ForeignServer.parse("triton://gpu"))
     other = costs_for_foreign_server(costs(), ForeignServer.parse("https://gpu"))
-    for one in (triton, other):
-        assert one.layers[0].tiers == ("device",) and one.layers[1].tiers == ()
+    for server in (triton, other):
+        assert server.layers[0].tiers == ("device",) and server.layers[1].tiers == ()
     assert set(other.layers[0].writes["x"].codecs) == {"int8"}
     zstd, gzip = costs().layers[0].writes["x"].codecs, triton.layers[0].writes["x"].codecs
     assert gzip["int8"] == zstd["int8"]

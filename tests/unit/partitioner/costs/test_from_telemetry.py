@@ -1,4 +1,4 @@
-"""Costs as they were measured at work: what counts in the next plan, and what is noise."""
+"""Costs from telemetry: what changes the next plan, and what is noise."""
 
 from __future__ import annotations
 

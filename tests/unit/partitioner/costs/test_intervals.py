@@ -1,4 +1,4 @@
-"""Intervals of predicted seconds: from the profile to the plan that people read."""
+"""Intervals of predicted seconds: from the profile to the printed plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_independent_layer_errors_partly_cancel_and_shared_ones_do_not() -> None
 def test_a_plan_states_its_interval_and_each_candidates() -> None:
     """In JSON and for people; what runs in the measured cloud alone has none."""
     made = describe(costs_of(), LINKS)
-    by_name = {one["name"]: one for one in made["candidates"]}
+    by_name = {candidate["name"]: candidate for candidate in made["candidates"]}
 
     assert by_name["remote"]["between"] is None
     local = by_name["local"]
@@ -80,12 +80,12 @@ def test_errors_of_two_predicted_tiers_add_as_independent() -> None:
     links = {"device-edge": LINKS["device-cloud"], "edge-cloud": LINKS["device-cloud"]}
     made = plan(costs, links, limits={"keep_first": 1})
     found = [tier_interval(costs, tier, names) for tier, names in made.cut.items()]
-    known = [one for one in found if one is not None]
+    known = [item for item in found if item is not None]
     between = row_interval(costs, made.tiers, made.row, made.seconds)
 
     assert between == made.between and between is not None
     above = between.high_s - made.seconds
-    assert above <= sum(one.high_s for one in known)
+    assert above <= sum(item.high_s for item in known)
 
 
 def test_a_tflite_model_got_the_interval_of_onnxruntime_figures() -> None:

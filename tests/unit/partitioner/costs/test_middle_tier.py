@@ -1,4 +1,4 @@
-"""A tier between device and cloud: priced from its profile, asked for by name, planned exactly."""
+"""A tier between device and cloud: priced from its profile, selected by name, planned exactly."""
 
 from __future__ import annotations
 

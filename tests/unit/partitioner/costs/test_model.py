@@ -1,4 +1,4 @@
-"""What a costs file may say, and that everything else is refused with the place that is wrong."""
+"""The costs file: its fields, and refusals that name the wrong place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits in log space: they give back what made them, and stay sensible beyond what was measured."""
+"""Fits in log space: they reproduce their points, and extrapolate sensibly."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def points(count: int, seed: int = 1) -> list[tuple[float, float, float]]:
 def fit() -> OperatorFit:
     """Of 80 points of the law."""
     sizes = points(80)
-    return fit_family("gemm", sizes, [law(*one) for one in sizes])
+    return fit_family("gemm", sizes, [law(*point) for point in sizes])
 
 
 def test_a_fit_predicts_unseen_points(fit: OperatorFit) -> None:
     """The median of points drawn anew is off by less than a tenth, the worst of 100 by less than half."""
     fitted = FamilyPredictor(fit, NAMES)
-    errors = sorted(abs(fitted.seconds(one) / law(*one) - 1) for one in points(100, seed=2))
+    errors = sorted(abs(fitted.seconds(point) / law(*point) - 1) for point in points(100, seed=2))
 
     assert errors[50] < 0.1 and errors[94] < 0.5
 
@@ -45,7 +45,7 @@ def test_a_fit_predicts_unseen_points(fit: OperatorFit) -> None:
 def test_the_interval_covers_left_out_points(fit: OperatorFit) -> None:
     """Some nine in ten points drawn anew lie inside."""
     fitted = FamilyPredictor(fit, NAMES)
-    inside = [fit.low <= law(*one) / fitted.seconds(one) <= fit.high for one in points(200, seed=3)]
+    inside = [fit.low <= law(*point) / fitted.seconds(point) <= fit.high for point in points(200, seed=3)]
 
     assert 0.75 < sum(inside) / len(inside) <= 1.0 and fit.low < 1 < fit.high
 
@@ -54,7 +54,7 @@ def test_a_fit_is_deterministic(fit: OperatorFit) -> None:
     """Nothing in a fit is random."""
     sizes = points(80)
 
-    assert fit_family("gemm", sizes, [law(*one) for one in sizes]) == fit
+    assert fit_family("gemm", sizes, [law(*point) for point in sizes]) == fit
 
 
 def test_a_stored_fit_predicts_the_same(fit: OperatorFit) -> None:

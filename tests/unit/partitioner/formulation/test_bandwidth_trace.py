@@ -1,4 +1,4 @@
-"""Traces in mahimahi's format become rates with the time that each lasted."""
+"""Traces in mahimahi's format become rates with their durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on sums, through `plan`: what they do to the cut and its table, and what is said when they cannot be kept."""
+"""Limits on sums, through `plan`: their effect on the cut and its table, and the refusal when they are infeasible."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_too_small_loss_allowance_names_both_limits() -> None:
     with pytest.raises(LimitsInConflict) as refused:
         device_layers(deadline_s=0.7, max_loss=0.005)
     assert refused.value.conflict == ("deadline_s=0.7", "max_loss=0.005")
-    assert [one.least for one in refused.value.relaxations] == [pytest.approx(1.0), pytest.approx(0.01)]
+    assert [relaxation.least for relaxation in refused.value.relaxations] == [pytest.approx(1.0), pytest.approx(0.01)]
 
 
 def test_keep_first_conflicts_with_memory() -> None:
@@ -108,7 +108,7 @@ def test_several_conflicts_suggest_a_joint_relaxation() -> None:
     impossible = {"deadline_s": 0.01, "energy_joules": 0.001, "fallback": "none"}
     with pytest.raises(LimitsInConflict) as refused:
         device_layers(**impossible)
-    found = {one.name.partition("=")[0]: one.least for one in refused.value.together}
+    found = {relaxation.name.partition("=")[0]: relaxation.least for relaxation in refused.value.together}
     assert set(found) == {"deadline_s", "energy_joules"}
     assert "is not enough" not in str(refused.value)
     assert "Enough would be, together: " in str(refused.value)
@@ -124,7 +124,8 @@ def test_an_energy_limit_needs_known_joules() -> None:
     costs = camera()
     bare = {layer: {} for layer in ("conv", "head")}
     layers = [
-        {"name": one.name, "reads": one.reads, "writes": {w: {"bytes": 1} for w in one.writes}} for one in costs.layers
+        {"name": layer.name, "reads": layer.reads, "writes": {w: {"bytes": 1} for w in layer.writes}}
+        for layer in costs.layers
     ]
     for layer in layers:
         layer |= {"seconds": {"device": 1.0, "cloud": 1.0}, "joules": bare[str(layer["name"])]}
@@ -189,8 +190,12 @@ def test_plan_figures_match_brute_force(tiers: int) -> None:
             next(k for k, name in enumerate(instance.tiers) if layer.name in found.cut[name])
             for layer in instance.costs.layers
         )
-        mine = [one for one in possible if one.tier == tier and one.value(objective) <= best * (1 + 1e-6) + 1e-12]
-        figures = {(round(one.latency, 9), one.bytes, one.memory) for one in mine}
+        mine = [
+            assignment
+            for assignment in possible
+            if assignment.tier == tier and assignment.value(objective) <= best * (1 + 1e-6) + 1e-12
+        ]
+        figures = {(round(assignment.latency, 9), assignment.bytes, assignment.memory) for assignment in mine}
         assert (round(found.seconds, 9), found.bytes, found.memory.bytes) in figures, seed
 
 

@@ -1,4 +1,4 @@
-"""ONNX models whose weights lie beside them: never one message, and yet the same cuts, slices and answers."""
+"""ONNX models with external weights: the same cuts, slices and outputs as a single file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_preparing_an_archive_twice_gives_the_same_bytes(folder: Path) -> None:
     assert bundle.is_archive(model.raw)
     feeds = tiny.feeds_of(model)
     again = prepare_model(model.raw)
-    assert [one.name for one in again.graph.layers] == [one.name for one in model.graph.layers]
+    assert [layer.name for layer in again.graph.layers] == [layer.name for layer in model.graph.layers]
     assert feeds
 
 

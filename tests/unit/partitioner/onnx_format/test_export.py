@@ -1,4 +1,5 @@
-"""Far halves as ordinary models: what the slices give, by one file, with the codecs undone inside it."""
+"""Remote halves exported as ordinary models: one file that gives the slices' outputs, with the codecs decoded
+inside."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_an_exported_half_decodes_lossy_codecs_like_our_server(codec: str, tmp_p
     ours = boundary_codecs.decode_tensors(travels, specs, {sent: codec})[sent]
     plain = run(far_half(one, msgspec.structs.replace(row, codecs={})), {sent: ours})
     assert tiny.same_bits(given, plain)
-    assert {one.name for one in model.graph.input} == set(travels)
+    assert {tensor.name for tensor in model.graph.input} == set(travels)
 
 
 def with_codec(row: Row, codec: str) -> Row:
@@ -83,7 +84,7 @@ def test_an_unexportable_half_is_refused_with_an_alternative() -> None:
 
 
 def of_format(manifest: Manifest, name: str) -> Manifest:
-    slices = tuple(msgspec.structs.replace(one, format=name) for one in manifest.slices)
+    slices = tuple(msgspec.structs.replace(slice_, format=name) for slice_ in manifest.slices)
     return msgspec.structs.replace(manifest, slices=slices)
 
 

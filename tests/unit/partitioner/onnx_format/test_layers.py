@@ -66,7 +66,7 @@ def test_branches_of_an_if_count_as_reads() -> None:
 def test_weights_listed_as_inputs_are_weights() -> None:
     """IR 3's listed initializers are neither inputs nor tensors that a cut may send."""
     model = tiny.prepared("listed_weights")
-    assert [one.name for one in model.inputs] == ["x"]
+    assert [tensor.name for tensor in model.inputs] == ["x"]
     assert "w" not in model.graph.tensors
 
 

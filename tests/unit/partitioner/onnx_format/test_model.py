@@ -1,4 +1,4 @@
-"""What is pushed as a model and is none, or not quite, is refused with the reason that is true."""
+"""Files that are no valid ONNX model are refused with the true reason."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_bound_integer_input_decides_its_branch() -> None:
     with pytest.raises(ModelRefused, match=r"--bind rate=VALUE"):
         prepare_model(raw, {"n": 6})
     model = prepare_model(raw, {"n": 6, "rate": 16000})
-    assert [one.name for one in model.inputs] == ["x"]
+    assert [tensor.name for tensor in model.inputs] == ["x"]
     assert [model.proto.graph.node[place].op_type for layer in model.graph.layers for place in layer.nodes] == [
         "Exp",
         "Neg",
@@ -216,7 +216,7 @@ def test_an_output_listed_twice_is_one_output() -> None:
     """Outputs are identified by name."""
     ends = [tiny.value("x", [2])], [tiny.value("y", [2]), tiny.value("y", [2])]
     model = prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
-    assert [one.name for one in model.outputs] == ["y"]
+    assert [tensor.name for tensor in model.outputs] == ["y"]
 
 
 def test_constant_folding_is_bounded() -> None:

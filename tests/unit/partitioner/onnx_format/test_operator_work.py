@@ -1,4 +1,4 @@
-"""What operators have to do, against counts made by hand."""
+"""The work of operators, against counts made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits: what they hold where, and which of them cannot be kept together."""
+"""Limits: the placement they force, and which of them conflict."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_gain_is_relative_to_the_allowed_pure_modes() -> None:
 
 def test_forbidden_all_remote_is_shown_and_marked() -> None:
     """It stays listed for comparison."""
-    shown = {one.row.name: one for one in candidates(camera(), LINKS, {"keep_raw_input": True})}
+    shown = {candidate.row.name: candidate for candidate in candidates(camera(), LINKS, {"keep_raw_input": True})}
     assert not shown["remote"].allowed and not shown["remote"].in_table
     assert shown["cut-1"].best and shown["local"].allowed
 

@@ -1,4 +1,4 @@
-"""An allowance for loss, from the command line's word to the row that is taken."""
+"""An allowance for loss, from the command line's text to the chosen row."""
 
 from __future__ import annotations
 

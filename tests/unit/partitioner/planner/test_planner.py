@@ -1,4 +1,4 @@
-"""What a plan says of small graphs that can be reckoned by hand."""
+"""Plans of small graphs that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_output_with_readers_is_charged_in_one_direction() -> None:
     )
     found = plan(costs, links())
     assert found.row.sends == ("t",) and found.row.receives == ("out",)
-    remote = next(one.row for one in candidates(costs, links()) if one.row.name == "remote")
+    remote = next(candidate.row for candidate in candidates(costs, links()) if candidate.row.name == "remote")
     assert remote.sends == ("in",) and remote.receives == ("t", "out")
     assert (remote.up_bytes, remote.down_bytes) == (5000, 100)
 
@@ -178,8 +178,8 @@ def test_ties_go_to_fewer_bytes_then_to_more_local() -> None:
 
 def _with_tiers(costs: Costs, name: str, tiers: list[str]) -> dict[str, Any]:
     plain = msgspec.to_builtins(costs)
-    for one in plain["layers"]:
-        one["tiers"] = tiers if one["name"] == name else one["tiers"]
+    for layer in plain["layers"]:
+        layer["tiers"] = tiers if layer["name"] == name else layer["tiers"]
     return dict(plain)
 
 
@@ -309,13 +309,13 @@ def test_candidates_show_the_table_the_pure_modes_and_some_more() -> None:
     layers = [layer(f"l{i}", f"t{i}", {f"t{i + 1}": 50 + 40 * (i % 2)}, 0.01, 0.001) for i in range(30)]
     costs = graph(*layers, inputs={"t0": 60}, outputs="t30")
     shown = candidates(costs, links(), {"keep_first": 2})
-    names = [one.row.name for one in shown]
+    names = [row.row.name for row in shown]
     assert names[0] == "remote" and names[-1] == "local" and len(names) == 10 == len(set(names))
-    assert [one.allowed for one in shown] == [False] + [True] * 9
-    assert [one.row.name for one in shown if one.best] == [plan(costs, links(), limits={"keep_first": 2}).row.name]
-    for one in shown:
-        assert one.seconds == latency_s(one.row, Conditions(link=LINK))
-        assert one.in_table == (one.row in plan(costs, links(), limits={"keep_first": 2}).table.rows)
+    assert [row.allowed for row in shown] == [False] + [True] * 9
+    assert [row.row.name for row in shown if row.best] == [plan(costs, links(), limits={"keep_first": 2}).row.name]
+    for candidate in shown:
+        assert candidate.seconds == latency_s(candidate.row, Conditions(link=LINK))
+        assert candidate.in_table == (candidate.row in plan(costs, links(), limits={"keep_first": 2}).table.rows)
 
 
 def test_the_example_in_the_docs_gives_the_printed_plan() -> None:
@@ -324,9 +324,9 @@ def test_the_example_in_the_docs_gives_the_printed_plan() -> None:
     costs = load_costs(json.loads(re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0]))
     found = plan(costs, {"device-cloud": {"up_bytes_per_s": 731250, "down_bytes_per_s": 1720000, "rtt_s": 0.06}})
     printed = [
-        f"{one.row.name:10} {' '.join(one.row.layers) or '-':18} {one.row.up_bytes:>7} {one.seconds * 1000:>7.1f}"
-        + (" <- best" if one.best else "")
-        for one in candidates(costs, {"device-cloud": found.link})
+        f"{cut.row.name:10} {' '.join(cut.row.layers) or '-':18} {cut.row.up_bytes:>7} {cut.seconds * 1000:>7.1f}"
+        + (" <- best" if cut.best else "")
+        for cut in candidates(costs, {"device-cloud": found.link})
     ]
     assert "\n".join(printed) in page
     assert found.row.name == "cut-1" and found.row.compress

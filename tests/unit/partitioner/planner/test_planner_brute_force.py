@@ -95,13 +95,13 @@ def test_a_row_is_best_within_its_range(batch: int) -> None:
     for label, rng, costs in instances(batch):
         link = some_link(rng)
         found = plan(costs, {"device-cloud": link})
-        ranges = sorted(one for one in found.ranges.values() if one is not None)
+        ranges = sorted(value for value in found.ranges.values() if value is not None)
         assert ranges[0][0] == 0.0 and ranges[-1][1] == float("inf"), label
         assert all(low[1] == pytest.approx(high[0]) for low, high in itertools.pairwise(ranges)), label
-        for name, one in found.ranges.items():
-            if one is None:
+        for name, bounds in found.ranges.items():
+            if bounds is None:
                 continue
-            inside = (max(one[0], 1e-3) * min(one[1], 1e12)) ** 0.5
+            inside = (max(bounds[0], 1e-3) * min(bounds[1], 1e12)) ** 0.5
             now = Conditions(link=Link(up_bytes_per_s=inside, down_bytes_per_s=link.down_bytes_per_s, rtt_s=link.rtt_s))
             best = min(latency_s(row, now) for row in found.table.rows)
             assert latency_s(found.table.row(name), now) == pytest.approx(best, rel=EXACT, abs=1e-15), label

@@ -1,4 +1,4 @@
-"""The reasons for a plan are true: each is compared with trying every assignment."""
+"""The explanation of a plan is true: each statement is compared with brute force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LTE = Link(up_bytes_per_s=4e5, down_bytes_per_s=1e6, rtt_s=0.02)
 
 def least(costs: Costs, links: list[Link], *, but: tuple[int, ...] | None = None) -> float:
     """Seconds of the best assignment, one of them left out."""
-    return min(one.latency_s(links) for one in force.every_assignment(costs) if one.tier_of != but)
+    return min(assignment.latency_s(links) for assignment in force.every_assignment(costs) if assignment.tier_of != but)
 
 
 def numbers(costs: Costs, cut: dict[str, tuple[str, ...]]) -> tuple[int, ...]:
@@ -47,12 +47,16 @@ def test_the_next_best_cut_matches_brute_force(tiers: int, layers: int, instance
         tried += 1
         made = plan(costs, named)
         found = explain(costs, named, None, made)
-        others = [one for one in force.every_assignment(costs) if one.tier_of != numbers(costs, made.cut)]
+        others = [
+            assignment for assignment in force.every_assignment(costs) if assignment.tier_of != numbers(costs, made.cut)
+        ]
         if not others:
             assert found.next_best is None
             continue
         assert found.next_best is not None and found.next_exact
-        assert found.next_best.value == pytest.approx(min(one.latency_s(links) for one in others), rel=CLOSE, abs=1e-12)
+        assert found.next_best.value == pytest.approx(
+            min(assignment.latency_s(links) for assignment in others), rel=CLOSE, abs=1e-12
+        )
 
 
 def test_moves_are_complete_and_their_costs_exact() -> None:
@@ -66,9 +70,9 @@ def test_moves_are_complete_and_their_costs_exact() -> None:
         found = explain(costs, {"device-edge": LTE}, None, made)
         mine = numbers(costs, made.cut)
         near = {
-            one.tier_of: one.latency_s([LTE])
-            for one in sorted(force.every_assignment(costs), key=lambda one: -one.latency_s([LTE]))
-            if sum(a != b for a, b in zip(one.tier_of, mine, strict=True)) == 1
+            assignment.tier_of: assignment.latency_s([LTE])
+            for assignment in sorted(force.every_assignment(costs), key=lambda one: -one.latency_s([LTE]))
+            if sum(a != b for a, b in zip(assignment.tier_of, mine, strict=True)) == 1
         }
         told = {
             tuple(
@@ -112,7 +116,11 @@ def test_the_choice_changes_exactly_at_the_stated_points() -> None:
             beyond = change.at * (1.01 if change.rises else 0.99)
             for value, best in ((nearer, True), (beyond, False)):
                 there, link = at(change, costs, value)
-                own = min(one.latency_s([link]) for one in force.every_assignment(there) if one.tier_of == mine)
+                own = min(
+                    assignment.latency_s([link])
+                    for assignment in force.every_assignment(there)
+                    if assignment.tier_of == mine
+                )
                 assert (own <= least(there, [link]) * (1 + 1e-7)) == best, (change, value)
     assert seen > 25
 
@@ -132,7 +140,7 @@ def test_a_binding_memory_limit_prices_the_fallback() -> None:
     heavy = force_weights(chain_costs(), 90_000)
     limits = {"memory_bytes": 460_000.0}
     found = explain(heavy, {"device-cloud": LTE}, limits)
-    bind = {one.limit: one for one in found.limits}
+    bind = {limit.limit: limit for limit in found.limits}
     assert set(bind) == {"memory_bytes=460000.0", "fallback=warm"}
     assert bind["fallback=warm"].without.value <= found.best.value
 
@@ -162,14 +170,14 @@ def test_every_objective_is_explained(objective: str | dict[str, float]) -> None
     assert list(sentences(found))
 
 
-def told(found: Explanation) -> str:
+def sentences_of(found: Explanation) -> str:
     """All sentences."""
     return " ".join(sentences(found))
 
 
 def test_explanation_sentences_give_reasons_and_alternatives() -> None:
     """The cut, where its seconds go, the pure modes, and the next best with its distance."""
-    text = told(explain(chain_costs(), {"device-cloud": LTE}))
+    text = sentences_of(explain(chain_costs(), {"device-cloud": LTE}))
     assert "Why the cut after narrow?" in text and "device 90.0 + link" in text
     assert "All on the device takes 490.0 ms; all on cloud takes" in text
     assert "Next best is" in text and "No limit was set." in text

@@ -1,4 +1,4 @@
-"""What a codec does to answers, as one figure; and what an allowance makes of it."""
+"""The loss that a codec causes in the outputs, and its comparison with an allowance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring codecs: every float tensor by every codec, exactly what the other side would compute from it."""
+"""Measuring codecs: every float tensor by every codec, with exactly the remote side's outputs."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_codec_sizes_are_the_encoded_bytes() -> None:
     raw = model.types["t"].bytes
     assert found["fp16"].cost.bytes == raw / 2
     assert raw / 4 < found["int8"].cost.bytes < raw / 4 + 250
-    for one in found.values():
-        for cost in (one.cost, one.packed):
+    for value in found.values():
+        for cost in (value.cost, value.packed):
             assert set(cost.encode_s) == set(cost.decode_s) == {"cloud"}
-        assert 0 <= one.chosen.error < 0.1 and one.chosen.accuracy is None
+        assert 0 <= value.chosen.error < 0.1 and value.chosen.accuracy is None
 
 
 def test_a_codec_is_not_offered_for_tensors_out_of_its_range() -> None:

@@ -1,4 +1,4 @@
-"""Slices measured whole, and what a plan's costs become by it."""
+"""Slices measured whole, and the correction of a plan's costs by them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_slices_are_timed_on_outputs_of_the_earlier_ones(name: str) -> None:
     slices = cut(name, 1)
     times = measure_slices(slices, runs=3, warmup=1)
 
-    assert list(times) == [one.slice.name for one in slices] and len(times) == 2
+    assert list(times) == [slice_.slice.name for slice_ in slices] and len(times) == 2
     assert all(0 < time.median_s <= time.p95_s for time in times.values())
 
 

@@ -1,4 +1,4 @@
-"""`check_model`: every boundary is tried, each verdict is true, and a crash of the runtime is a result too."""
+"""`check_model`: every boundary is checked, each verdict is true, and a crash of the runtime is a result too."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_an_impossible_cut_is_reported_with_its_reason(name: str) -> None:
     model = tiny.prepared(name)
     wanted, why = REASONS[name]
     inside = check_model(model, model.graph, jobs=1).inside
-    told = [one.reason for one in inside if wanted.lower() in one.layer.lower() or wanted in one.operators]
-    assert told and any(re.search(why, one) for one in told), inside
+    told = [layer.reason for layer in inside if wanted.lower() in layer.layer.lower() or wanted in layer.operators]
+    assert told and any(re.search(why, message) for message in told), inside
 
 
 def test_a_data_dependent_length_is_reported_and_cut() -> None:
@@ -90,7 +90,7 @@ def test_a_data_dependent_length_is_reported_and_cut() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoilt(OnnxModel):
+class WrongSlicesModel(OnnxModel):
     """A model whose slices, where they begin inside, compute something else."""
 
     def slice_files(
@@ -113,7 +113,7 @@ def test_a_half_with_wrong_outputs_is_detected() -> None:
     """Off by a constant at every cut but the one whose only slice is the whole model."""
     sound = tiny.prepared("chain")
     assert isinstance(sound, OnnxModel)
-    spoilt = Spoilt(**{one.name: getattr(sound, one.name) for one in fields(sound) if one.init})
+    spoilt = WrongSlicesModel(**{field_.name: getattr(sound, field_.name) for field_ in fields(sound) if field_.init})
     report = check_model(spoilt, spoilt.graph, jobs=2)
     assert [cut.verdict for cut in report.cuts] == ["exact"] + ["off"] * (len(report.cuts) - 1)
     assert not report.is_safe
@@ -190,7 +190,7 @@ def test_cuts_that_could_not_be_made_were_counted_as_crashes(crash_when: Callabl
     crash_when("job.folder == 'cut-1'")
     sound = tiny.prepared("chain")
     assert isinstance(sound, OnnxModel)
-    model = Unsliceable(**{one.name: getattr(sound, one.name) for one in fields(sound) if one.init})
+    model = Unsliceable(**{field_.name: getattr(sound, field_.name) for field_ in fields(sound) if field_.init})
     report = check_model(model, model.graph, jobs=1, max_crashes=2)
     assert "SIGKILL" in report.cuts[1].reason and report.cuts[-1].verdict == "exact"
     assert {cut.reason for cut in report.cuts[2:-1]} == {"this cut cannot be made"}
@@ -206,7 +206,7 @@ def test_cuts_of_a_table_are_checked_too() -> None:
         if not set(model.graph.layer(names[count - 1]).reads) & set(model.graph.layer(names[count - 2]).writes)
     )
     rows = [Row(name="remote"), Row(name="cut-1", layers=tuple(aside)), Row(name="local", layers=tuple(names))]
-    assert [one.name for one in cuts_to_check(model.graph, rows)] == [""] * len(names) + ["cut-1"]
+    assert [cut_.name for cut_ in cuts_to_check(model.graph, rows)] == [""] * len(names) + ["cut-1"]
     report = check_model(model, model.graph, rows=rows, jobs=1)
     assert report.cuts[-1].name == "cut-1" and report.cuts[-1].verdict == "exact"
 

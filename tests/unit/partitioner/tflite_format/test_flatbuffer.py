@@ -1,4 +1,4 @@
-"""Files that are no TFLite model, or one that cannot be cut, are refused with a reason that is true; none harms us."""
+"""Invalid or indivisible TFLite files are refused with the true reason, and none harms the process."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def run_chain(folder: Path, model: PreparedModel, slices: list[CutSlice], feeds:
     """The slices, written, loaded and run one after the other: all live tensors at the end."""
     onnx_models.write_slices(folder, slices)
     programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: folder / name, DispatchingRuntime())
-    return run_slices(programs, [one.slice.name for one in slices], feeds)
+    return run_slices(programs, [slice_.slice.name for slice_ in slices], feeds)
 
 
 @pytest.mark.parametrize("name", tflite_models.MODELS)
@@ -82,7 +82,7 @@ def test_int8_crosses_with_its_scale() -> None:
     model = tflite_models.prepared("quantised")
     first = model.graph.layers[0].name
     tail = cut(model, frozenset({first}))[1]
-    assert [(one.name, one.datatype) for one in tail.slice.inputs] == [("q0", "INT8")]
+    assert [(tensor.name, tensor.datatype) for tensor in tail.slice.inputs] == [("q0", "INT8")]
     main = read_model(tail.files["model.tflite"]).subgraphs[0]
     tensor = main.tensors[main.inputs[0]]
     assert tensor.quantization.scale.tolist() == pytest.approx([0.05])
@@ -106,7 +106,7 @@ def test_different_lengths_cross_one_loaded_chain(tmp_path: Path) -> None:
     for seed in range(4):
         feeds = tflite_models.feeds_of(model, seed)
         whole = tflite_models.run_whole(model.raw, feeds, tmp_path)
-        assert same_bits(run_slices(programs, [one.slice.name for one in slices], feeds), whole)
+        assert same_bits(run_slices(programs, [slice_.slice.name for slice_ in slices], feeds), whole)
 
 
 def test_state_is_reset_for_each_inference(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_state_is_reset_for_each_inference(tmp_path: Path) -> None:
     onnx_models.write_slices(tmp_path, slices)
     programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: tmp_path / name, DispatchingRuntime())
     feeds = tflite_models.feeds_of(model)
-    answers = [run_slices(programs, [one.slice.name for one in slices], feeds) for _ in range(2)]
+    answers = [run_slices(programs, [slice_.slice.name for slice_ in slices], feeds) for _ in range(2)]
     assert same_bits(answers[0], answers[1])
 
 
@@ -124,7 +124,7 @@ def test_preparing_and_cutting_twice_gives_the_same_bytes() -> None:
     """A model prepared and cut anew has the same digests."""
     model, again = tflite_models.prepared("chain"), prepare_model(tflite_models.chain())
     assert again.raw == model.raw
-    assert [one.slice for one in cut(again)] == [one.slice for one in cut(model)]
+    assert [slice_.slice for slice_ in cut(again)] == [slice_.slice for slice_ in cut(model)]
 
 
 def test_preparing_is_idempotent() -> None:
@@ -135,7 +135,7 @@ def test_preparing_is_idempotent() -> None:
 
 def weights_of(slices: list[CutSlice]) -> set[str]:
     """Chunks that hold weights: those that do not begin the file."""
-    return {chunk.sha256 for one in slices for file in one.slice.files for chunk in file.chunks[1:]}
+    return {chunk.sha256 for slice_ in slices for file in slice_.slice.files for chunk in file.chunks[1:]}
 
 
 def test_new_table_resends_only_graphs() -> None:
@@ -144,7 +144,7 @@ def test_new_table_resends_only_graphs() -> None:
     layers = [layer.name for layer in model.graph.layers]
     stored = [weights_of(cut(model, frozenset(layers[:count]))) for count in range(len(layers) + 1)]
     assert len(stored[0]) > 4
-    assert all(one == stored[0] for one in stored)
+    assert all(digests == stored[0] for digests in stored)
 
 
 def test_new_weights_change_only_their_chunks() -> None:
@@ -162,10 +162,10 @@ def test_chunks_are_the_file(name: str) -> None:
     """Chunks joined are the file, none too large."""
     slices = cut(tflite_models.prepared(name))
     chunks = chunk_bytes(slices)
-    for one in slices:
-        (file,) = one.slice.files
+    for slice_ in slices:
+        (file,) = slice_.slice.files
         assert file.name == "model.tflite"
-        assert b"".join(chunks[chunk.sha256] for chunk in file.chunks) == one.files["model.tflite"]
+        assert b"".join(chunks[chunk.sha256] for chunk in file.chunks) == slice_.files["model.tflite"]
         assert all(0 < chunk.bytes <= LIMITS.chunk_bytes for chunk in file.chunks)
 
 

@@ -1,4 +1,4 @@
-"""What a card does at its first boot: the files' own parsers read them, and a real shell runs the scripts."""
+"""The first boot of a card: the files are checked by their own parsers, and a real shell runs the scripts."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ def test_each_card_has_its_own_instance_id(tmp_path: Path) -> None:
 
 def test_the_wireless_passphrase_is_not_on_the_card(tmp_path: Path) -> None:
     """Only the key that was derived from it is."""
-    for found in (TRIXIE, BOOKWORM):
-        files = card(tmp_path / found.format.value, found, wishes_with(wifi=make_wifi("net", "my dog's name", "DE")))
+    for image in (TRIXIE, BOOKWORM):
+        files = card(tmp_path / image.format.value, image, wishes_with(wifi=make_wifi("net", "my dog's name", "DE")))
         everything = b"".join(c if isinstance(c, bytes) else c.read_bytes() for c in files.files.values())
         assert b"dog" not in everything
 
@@ -235,7 +235,7 @@ def test_hostile_network_names_round_trip_through_netplan_or_are_refused(ssid: b
         return
     points = yaml.safe_load(raw)["network"]["wifis"]["wlan0"]["access-points"]
     assert raw.isascii()
-    assert {name.encode(): said for name, said in points.items()} == {ssid: {"password": key}}
+    assert {name.encode(): settings for name, settings in points.items()} == {ssid: {"password": key}}
 
 
 @pytest.mark.parametrize("ssid", [b"\0", b"a\nb", b"\xff", b"1;2;", b"\x7f", "\u0085".encode()])
@@ -252,7 +252,7 @@ def test_hostile_networks_and_comments_are_quoted_for_the_shell(
 ) -> None:
     """firstrun.sh, run: the file for NetworkManager has exactly those bytes, and authorized_keys those lines."""
     folder = tmp_path_factory.mktemp("first")
-    device, keys = Device(folder / "root"), tuple(f"{PUBLIC_KEY} {one}".rstrip() for one in comments)
+    device, keys = Device(folder / "root"), tuple(f"{PUBLIC_KEY} {comment}".rstrip() for comment in comments)
     wishes = wishes_with(wifi=Wifi(ssid, "ab" * 32, "DE"), ssh_keys=keys)
     device.insert(BootFiles({"firstrun.sh": raspberry_firstrun.script(wishes, MOUNT)}, b"root=x\n", "i"))
 
@@ -260,7 +260,7 @@ def test_hostile_networks_and_comments_are_quoted_for_the_shell(
 
     connection = device.read("etc/NetworkManager/system-connections/edgesplit-wifi.nmconnection")
     found = re.search(r"^ssid=([0-9;]+)$", connection, re.MULTILINE)
-    assert found and bytes(int(one) for one in found[1].split(";") if one) == ssid
+    assert found and bytes(int(number) for number in found[1].split(";") if number) == ssid
     if keys:
         assert device.read("home/pi/.ssh/authorized_keys") == "".join(f"{key}\n" for key in keys)
 
@@ -321,7 +321,7 @@ def test_netplan_generates_the_intended_network(tmp_path: Path, renderer: str, s
     place.touch(mode=0o600)
     said = yaml.safe_load(cloud_init.network_config(make_wifi(ssid, "passphrase", "DE")))
     place.write_text(yaml.safe_dump({"network": {"renderer": renderer, **said["network"]}}))
-    libraries = ":".join(str(one.parent) for one in root.glob("usr/lib/*/libnetplan.so.*"))
+    libraries = ":".join(str(path.parent) for path in root.glob("usr/lib/*/libnetplan.so.*"))
 
     answer = subprocess.run(
         [root / program, "--root-dir", tmp_path], env={**os.environ, "LD_LIBRARY_PATH": libraries}, check=False,

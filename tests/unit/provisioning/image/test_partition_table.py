@@ -1,4 +1,4 @@
-"""The pure parts of flashing: tables, the kernel's line, networks, names, formats, batches."""
+"""The pure parts of flashing: partition tables, the kernel's command line, networks, names, formats, batches."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_an_invalid_host_name_is_refused(name: str) -> None:
 def test_generated_device_names_are_unique() -> None:
     """Two cards without a name get two."""
     made = {options.random_hostname("raspberrypi3b+") for _ in range(20)}
-    assert len(made) == 20 and all(options.checked_hostname(one) == one for one in made)
+    assert len(made) == 20 and all(options.checked_hostname(item) == item for item in made)
 
 
 def test_a_private_ssh_key_is_refused(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_waiting_ends_when_the_device_is_online_and_survives_outages() -> None:
     seen = wait_online(api, ["cam-1"], 50, told.append, lambda: float(next(clock)), lambda _: None)
 
     assert seen.online == ["cam-1"]
-    assert [one.states["cam-1"] for one in told] == ["claimed", "claimed", "online"]
+    assert [message.states["cam-1"] for message in told] == ["claimed", "claimed", "online"]
 
 
 def test_a_wait_timeout_names_the_missing_devices() -> None:

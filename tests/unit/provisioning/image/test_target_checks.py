@@ -1,4 +1,4 @@
-"""Which disks are written to: not the system's, nothing in use, no partition, no file that is something else."""
+"""Disks that may be written: not the system's, none in use, no partition, no file that is something else."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def test_the_disk_list_shows_which_disks_are_writable(machine: Machine) -> None:
     for name in ("loop0", "zram0", "sr0", "dm-1"):
         (machine.root / "sys/block" / name).mkdir()
 
-    found = {one.name: why for one, why in candidates(machine.root)}
+    found = {candidate.name: why for candidate, why in candidates(machine.root)}
 
-    assert set(found) == {"sda", "sdb"} == {one.name for one in list_disks(machine.root)}
+    assert set(found) == {"sda", "sdb"} == {disk.name for disk in list_disks(machine.root)}
     assert "system" in found["sda"] and found["sdb"] == ""
 
 

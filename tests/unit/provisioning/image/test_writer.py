@@ -1,4 +1,4 @@
-"""Images as they come, and media as they fail: nothing is believed that was not read back."""
+"""Writing images to failing media: only what was read back counts as written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-def told(done: int, of: int) -> None:
+def on_progress(done: int, of: int) -> None:
     assert done <= of
 
 
@@ -74,8 +74,8 @@ write_image = functools.partial(writer.write_image, block_bytes=1_024)
 
 
 def flashed(card: Card) -> Card:
-    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
-    verify(written, card, told)
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, on_progress)
+    verify(written, card, on_progress)
     finish(written, card)
     return card
 
@@ -139,16 +139,16 @@ def test_a_write_of_zero_bytes_is_a_failure() -> None:
 def test_verification_detects_a_changed_byte(offset: int) -> None:
     """The card accepted every byte and returns one of them differently: a counterfeit, or a bad block."""
     card = Card()
-    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, on_progress)
     card.held[offset] ^= 1
     with pytest.raises(MediumFailed, match="not what was written"):
-        verify(written, card, told)
+        verify(written, card, on_progress)
 
 
 def test_verification_detects_a_lost_partition_table() -> None:
     """The last write is read back too."""
     card = Card()
-    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, on_progress)
     card.fails = lambda what, offset: card.held.__setitem__(5, card.held[5] ^ 1) if what == "forget" else None
     with pytest.raises(MediumFailed, match="partition table"):
         finish(written, card)
@@ -157,7 +157,7 @@ def test_verification_detects_a_lost_partition_table() -> None:
 def test_an_image_truncated_while_writing_is_an_error() -> None:
     """Another program writes to it."""
     with pytest.raises(MediumFailed, match="ends after"):
-        write_image(io.BytesIO(CONTENT[:5_000]), SIZE, TABLE, Card(), told)
+        write_image(io.BytesIO(CONTENT[:5_000]), SIZE, TABLE, Card(), on_progress)
 
 
 def test_a_killed_writer_leaves_no_partition_table(tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ from edgesplit_provisioning.image.target_device import open_file
 content = bytes(range(256)) * 64
 medium = open_file(Path({str(file)!r}))
 medium.set_size(len(content))
-def told(done, of):
+def on_progress(done, of):
     if done > of // 2:
         os.kill(os.getpid(), signal.SIGKILL)
-writer.write_image(io.BytesIO(content), len(content), 512, medium, told, block_bytes=1024)
+writer.write_image(io.BytesIO(content), len(content), 512, medium, on_progress, block_bytes=1024)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
 
@@ -188,7 +188,7 @@ def test_images_are_unpacked_by_detected_compression(tmp_path: Path, kind: str) 
     """By content, not by name; the unpacked image is compared byte by byte."""
     file = tmp_path / "system.img"
     file.write_bytes(PACK[kind](CONTENT) if kind else CONTENT)
-    with uncompressed(file, tmp_path / "scratch", told) as clear:
+    with uncompressed(file, tmp_path / "scratch", on_progress) as clear:
         assert clear.read_bytes() == CONTENT
     assert not (tmp_path / "scratch").exists() or not list((tmp_path / "scratch").iterdir())
 
@@ -199,7 +199,7 @@ def test_a_truncated_archive_is_refused(tmp_path: Path, kind: str, cut: int) -> 
     """Before a byte of a card is written."""
     file = tmp_path / "system.img.xz"
     file.write_bytes(PACK[kind](CONTENT)[:-cut])
-    with pytest.raises(UsageError, match=r"cut short|no whole number"), uncompressed(file, tmp_path, told):
+    with pytest.raises(UsageError, match=r"cut short|no whole number"), uncompressed(file, tmp_path, on_progress):
         pass
 
 
@@ -209,7 +209,7 @@ def test_a_corrupt_archive_is_refused(tmp_path: Path, kind: str) -> None:
     file, packed = tmp_path / "system.img", bytearray(PACK[kind](CONTENT))
     packed[len(packed) // 2] ^= 0xFF
     file.write_bytes(packed)
-    with pytest.raises(UsageError, match="spoilt"), uncompressed(file, tmp_path, told):
+    with pytest.raises(UsageError, match="spoilt"), uncompressed(file, tmp_path, on_progress):
         pass
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> N
     """Empty, half a sector, an unsupported archive."""
     file = tmp_path / "system.img"
     file.write_bytes(content)
-    with pytest.raises(UsageError), uncompressed(file, tmp_path, told):
+    with pytest.raises(UsageError), uncompressed(file, tmp_path, on_progress):
         pass
 
 
@@ -233,7 +233,10 @@ def test_a_full_disk_while_unpacking_is_reported_with_its_folder(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("edgesplit_provisioning.image.archive.write_sparse", full)
-    with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"), uncompressed(file, tmp_path, told):
+    with (
+        pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"),
+        uncompressed(file, tmp_path, on_progress),
+    ):
         pass
 
 
@@ -251,7 +254,7 @@ def test_the_digest_comes_from_the_option_or_a_digest_file(tmp_path: Path) -> No
     (tmp_path / "system.img.xz.sha256").write_text(f"{digest}\n")
     assert expected_digest(image, None) == ExpectedDigest(digest, "system.img.xz.sha256")
     assert expected_digest(image, "AB" * 32) == ExpectedDigest("ab" * 32, "--sha256")
-    check_digest(image, ExpectedDigest(digest, "--sha256"), told)
+    check_digest(image, ExpectedDigest(digest, "--sha256"), on_progress)
 
 
 def test_an_image_with_another_digest_is_refused(tmp_path: Path) -> None:
@@ -259,7 +262,7 @@ def test_an_image_with_another_digest_is_refused(tmp_path: Path) -> None:
     image = tmp_path / "system.img"
     image.write_bytes(CONTENT)
     with pytest.raises(TrustError, match=r"0{64}"):
-        check_digest(image, ExpectedDigest("0" * 64, "--sha256"), told)
+        check_digest(image, ExpectedDigest("0" * 64, "--sha256"), on_progress)
 
 
 def test_an_invalid_digest_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Jetson: NVIDIA's tree is looked at, its root file system prepared and put back, its flasher called as NVIDIA says."""
+"""Jetson: NVIDIA's tree is inspected, its root file system prepared and cleaned, its flash script called as
+documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kits: what they hold for which device, and that what is spoilt, missing or too new is said before it is on a card."""
+"""Kits: their content per device; corrupt, missing or incompatible parts are reported before a card is written."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_a_kit_is_reproducible_from_the_same_wheels(tmp_path: Path, wheelhouse: 
     again = built(wheelhouse)
     other = built(wheelhouse, cache=tmp_path)
     assert first == again
-    assert {one.name: one.read_bytes() for one in first.iterdir()} == {
-        one.name: one.read_bytes() for one in other.iterdir()
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == {
+        path.name: path.read_bytes() for path in other.iterdir()
     }
 
 
@@ -169,7 +169,7 @@ def test_kit_file_names_are_safe_on_fat(wheelhouse: Path) -> None:
     """Lower case and an extension; a description that lists other paths is refused."""
     folder = built(wheelhouse)
     described = read_kit(folder).manifest
-    assert all(FILE_NAME.fullmatch(one.name) for one in described.files)
+    assert all(FILE_NAME.fullmatch(file.name) for file in described.files)
     raw = encode(described)
     assert decode(raw) == described
     for name in ("../x.tar", "/etc/passwd", "A.TAR", "a", "a b.tar"):

@@ -1,4 +1,4 @@
-"""Coral's library: which package is taken into a kit, and which never would load."""
+"""Coral's library: packages that a kit includes, and packages that are incompatible."""
 
 from __future__ import annotations
 

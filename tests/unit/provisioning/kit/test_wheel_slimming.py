@@ -1,4 +1,4 @@
-"""What a device does not read is left away from a kit's wheels, and what is left works."""
+"""Files that a device does not need are removed from a kit's wheels, and the rest works."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def test_slimmed_pillow_still_decodes_camera_formats(tmp_path: Path) -> None:
         names = archive.namelist()
         assert not [name for name in names if "avif" in name.lower() and ".so" in name]
         archive.extractall(tmp_path / "unpacked")
-        slim = sum(one.file_size for one in archive.infolist())
+        slim = sum(entry.file_size for entry in archive.infolist())
     with zipfile.ZipFile(whole) as archive:
-        assert slim < 0.8 * sum(one.file_size for one in archive.infolist())
+        assert slim < 0.8 * sum(entry.file_size for entry in archive.infolist())
     subprocess.run([sys.executable, "-I", "-c", TRIED, str(tmp_path / "unpacked")], check=True, timeout=120)
 
 
 def test_only_listed_distributions_are_slimmed() -> None:
     """Patterns belong to one distribution each, and remove no whole one."""
-    assert not [pattern for each in REMOVED_FILES.values() for pattern in each if pattern.startswith("*")]
+    assert not [pattern for value in REMOVED_FILES.values() for pattern in value if pattern.startswith("*")]
 
 
 def test_numpy_1_keeps_the_parts_it_imports(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is decided about a machine before anything is done to it: pure, over what it says."""
+"""Decisions about a machine before anything is changed on it: pure functions over its probe output."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def test_a_truncated_identity_file_is_parsed() -> None:
 @given(st.binary(max_size=400))
 def test_any_probe_output_parses_or_is_an_error(raw: bytes) -> None:
     """No other exception."""
-    for said in (raw, b"edgesplit-survey-1\n" + raw + b"\nedgesplit-survey-end", answer(os=raw, model=raw, libc=raw)):
+    for output in (raw, b"edgesplit-survey-1\n" + raw + b"\nedgesplit-survey-end", answer(os=raw, model=raw, libc=raw)):
         for parse in (parse_facts, parse_installed):
             try:
-                parse(said)
+                parse(output)
             except MalformedMessage:
                 continue
 

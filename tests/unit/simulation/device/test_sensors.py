@@ -1,4 +1,4 @@
-"""What simulated devices tell of themselves: enough for every gate of a rollout to be tried on them."""
+"""Telemetry of simulated devices: sufficient to exercise every gate of a rollout."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_sensor_gate_can_fail(folder: Path, gate: str, mood: Behaviour, dri
         shown = fleet.controller.rollouts.view
 
         assert fleet.run(600, lambda: shown(number)["failures"])
-        assert {one["kind"] for one in shown(number)["failures"]} == {f"gate {gate}"}
+        assert {failure["kind"] for failure in shown(number)["failures"]} == {f"gate {gate}"}
         assert shown(number)["simulated"] == 2
         assert not fleet.checker.violations
 
@@ -64,9 +64,9 @@ def test_a_good_release_passes_every_gate(folder: Path) -> None:
         assert fleet.run(280, lambda: fleet.controller.rollouts.view(number)["state"] == "finished")
         with fleet.controller.database.read() as session:
             found = evidence_by_device(session, fleet.names, "sim", good.digest)
-        for one in found.values():
-            known = (one.latency_p95_s, one.memory_bytes, one.celsius, one.joules, one.drift, one.requests)
-            assert None not in known, one
+        for value in found.values():
+            known = (value.latency_p95_s, value.memory_bytes, value.celsius, value.joules, value.drift, value.requests)
+            assert None not in known, value
         told = fleet.controller.devices.get(fleet.names[0]).telemetry or {}
         assert told["power"]["watts_source"] == BASIS and told["models"][0]["joules_basis"] == BASIS
 
@@ -86,10 +86,10 @@ def test_offline_telemetry_arrives_late_if_buffered(folder: Path) -> None:
             device.restore_network()
             fleet.run(400)
             told = fleet.controller.devices.history(device.name)
-            late = [one for one in told if one["from_backlog"]]
-            assert len({(one["session"], one["sequence"]) for one in told}) == len(told)
+            late = [message for message in told if message["from_backlog"]]
+            assert len({(message["session"], message["sequence"]) for message in told}) == len(told)
             if keeps_bytes:
-                assert len(late) >= 4 and all(gone - 300 < one["at"] < gone + 700 for one in late)
+                assert len(late) >= 4 and all(gone - 300 < item["at"] < gone + 700 for item in late)
             else:
                 assert late == []
             assert not fleet.checker.violations

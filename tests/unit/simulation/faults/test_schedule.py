@@ -1,4 +1,4 @@
-"""A faults file is checked before anything begins, and says what is wrong with it."""
+"""A faults file is validated before anything begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The witness of a simulated fleet sees each promise that is broken."""
+"""The invariant checker of a simulated fleet detects each violation."""
 
 from __future__ import annotations
 
