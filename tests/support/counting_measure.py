@@ -17,7 +17,7 @@ from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
 
 @dataclass
 class CountingMeasure:
-    """Invents measurements and counts how often it was asked."""
+    """Returns invented measurements and counts the calls."""
 
     asked: list[str] = field(default_factory=list)
     slices_asked: list[list[Sequence[str]]] = field(default_factory=list)

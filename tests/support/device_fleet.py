@@ -95,7 +95,7 @@ class FleetHarness:
 
     def page(self, **asked: Any) -> list[str]:
         page = self.listing.page(ListingQuery(**asked))
-        return sorted([*(one.name for one in page.devices), *(one.device for one in page.claims)])
+        return sorted([*(device.name for device in page.devices), *(claim.device for claim in page.claims)])
 
 
 def telemetry(session: int, sequence: int, *windows: TelemetryWindow, **more: Any) -> Telemetry:

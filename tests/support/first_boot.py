@@ -21,7 +21,7 @@ NOTED = ("systemctl", "useradd", "usermod", "rfkill")
 
 
 class Device:
-    """Boots, as often as it is told to."""
+    """Simulates boots of a device."""
 
     def __init__(self, root: Path, user: str = "pi") -> None:
         self.root, self.boot = root, root / MOUNT[1:]

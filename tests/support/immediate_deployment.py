@@ -1,4 +1,4 @@
-"""Devices told of a release at once, as one step of a rollout tells them, where a test is about what they are told."""
+"""Deploys a release at once, with the statements of one rollout step, for tests of statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA's tree as far as it is looked at, and a flasher that writes down what it was asked."""
+"""The inspected part of NVIDIA's tree, and a flash script that records its arguments."""
 
 from __future__ import annotations
 

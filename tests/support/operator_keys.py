@@ -54,11 +54,11 @@ class Operator:
     def sign(self, *signers: str, asked: KeyChange | None = None) -> bool:
         """Sign the change that waits."""
         body = signatures_for(self.rotation.to_sign(), asked, [self.uri(name) for name in signers])
-        given = {part: [ExternalSignature(**one) for one in body[part]] for part in ("root", "targets")}
+        given = {part: [ExternalSignature(**signature) for signature in body[part]] for part in ("root", "targets")}
         return self.rotation.add_signatures(given["root"], given["targets"])
 
     def offline(self, *, threshold: int = 2, release: bool = True) -> KeyChange:
-        """Three root keys, and if asked for the release key, away from the controller."""
+        """Three root keys, and optionally the release key, outside of the controller."""
         root = tuple(self.key(f"root-{number}") for number in (1, 2, 3))
         return KeyChange(root, threshold, self.key("release") if release else None)
 

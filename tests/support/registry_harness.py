@@ -46,7 +46,7 @@ def npz(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-class Bench:
+class RegistryHarness:
     """A registry on a folder."""
 
     def __init__(self, folder: Path) -> None:

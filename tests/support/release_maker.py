@@ -14,7 +14,7 @@ from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_controller.tuf.repository import Repository
 from support.counting_measure import CountingMeasure
-from support.registry_harness import Bench, a_model
+from support.registry_harness import RegistryHarness, a_model
 
 CLASS = "raspberrypi4"
 
@@ -24,15 +24,17 @@ class ReleaseMaker:
 
     def __init__(self, folder: Path, raw: bytes | None = None) -> None:
         self.folder = folder
-        bench = Bench(folder)
+        bench = RegistryHarness(folder)
         self.model: Model = bench.push(raw or a_model())
         self.now = 1_750_000_000.0
         self.repository = Repository(folder / "tuf", now=self.clock)
+        self.database, self.registry = bench.database, bench.registry
+        self.planning = PlanningService(self.database, self.registry, now=self.clock, measure=CountingMeasure())
         self.releasing = ReleaseBuilder(
-            bench.database,
+            self.database,
             bench.blobs,
-            bench.registry,
-            PlanningService(bench.database, bench.registry, now=self.clock, measure=CountingMeasure()),
+            self.registry,
+            self.planning,
             self.repository,
             offload_releases=folder / "offload",
             content_keys=ContentKeys(b"s" * 32),

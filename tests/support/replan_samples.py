@@ -77,10 +77,10 @@ class Fleet:
     seed: int = 7
     kind: Kind = "measured"
 
-    def tells(
+    def telemetry(
         self, name: str, moments: int = 20, *, every_s: float = 2.0, links: Sequence[Link] = ()
     ) -> list[TelemetryEvidence]:
-        """What one device tells, oldest first; its link goes through `links`, round after round."""
+        """Telemetry windows of one device, oldest first; its link cycles through `links`."""
         rng = random.Random(f"{self.seed} {name}")
         told = []
         for place in range(moments):
@@ -92,7 +92,7 @@ class Fleet:
         def about(value: float) -> float:
             return value * rng.lognormvariate(0.0, self.noise)
 
-        seconds = {name: one * self.slow.get(name, 1.0) for name, one in self.plan.slice_s.items()}
+        seconds = {name: planned_s * self.slow.get(name, 1.0) for name, planned_s in self.plan.slice_s.items()}
         slowdown = sum(seconds.values()) / sum(self.plan.slice_s.values())
         row = choose_row(self.plan, Conditions(link=link, device_slowdown=slowdown))
         assert row is not None
@@ -118,13 +118,13 @@ class Fleet:
         )
 
 
-def voices(plan: Plan, told: Mapping[str, Sequence[TelemetryEvidence]]) -> list[DeviceMeasurements]:
-    """What these devices say of the plan; those whose name says so are simulated."""
-    spoken = [
-        measurements_of(name, each, MODEL, RELEASE, plan, simulated=name.startswith("sim"))
-        for name, each in told.items()
+def device_measurements(plan: Plan, told: Mapping[str, Sequence[TelemetryEvidence]]) -> list[DeviceMeasurements]:
+    """Evidence of these devices about the plan; those named `sim…` are simulated."""
+    measured = [
+        measurements_of(name, windows, MODEL, RELEASE, plan, simulated=name.startswith("sim"))
+        for name, windows in told.items()
     ]
-    return best_kind(one for one in spoken if one is not None)
+    return best_kind(device for device in measured if device is not None)
 
 
 def world(

@@ -54,7 +54,7 @@ class StandIn:
         if statement.counter < self.counter:
             self.below.append((self.counter, statement.counter))
             return
-        wanted = {one.model: one.release for one in statement.releases}.get(self.model, "")
+        wanted = {release.model: release.release for release in statement.releases}.get(self.model, "")
         self.counter = statement.counter
         if wanted != self.wanted:
             self.wanted, self.failed = wanted, ""
@@ -83,7 +83,7 @@ class StandIn:
 class RolloutHarness:
     """A controller's decisions and a fleet."""
 
-    def __init__(self, folder: Path, *, url: str = "", model: str = "m") -> None:
+    def __init__(self, folder: Path, *, url: str = "", model: str = "m", **limits: int) -> None:
         self.now = 1_800_000_000.0
         self.model = model
         self.bad: set[str] = {BAD}
@@ -94,7 +94,7 @@ class RolloutHarness:
         self.devices = Devices(self.database, stale_after_s=30.0, now=lambda: self.now)
         self.director = Director(self.database, sign, statement_s=86_400, now=lambda: self.now)
         self.rollouts = Rollouts(
-            self.database, self.director, now=lambda: self.now, announce=self.announce, evidences=self._known
+            self.database, self.director, now=lambda: self.now, announce=self.announce, evidences=self._known, **limits
         )
         with self.database.write() as session:
             if session.query(Model).count() == 0:
@@ -104,7 +104,8 @@ class RolloutHarness:
                 ))  # fmt: skip
                 session.flush()
                 session.add_all(
-                    ReleaseRow(digest=one, model_id=1, created=0.0, options={}) for one in (OLD, NEW, NEWER, BAD)
+                    ReleaseRow(digest=release, model_id=1, created=0.0, options={})
+                    for release in (OLD, NEW, NEWER, BAD)
                 )
 
     def _known(self, _session: object, rollout: Rollout, members: Collection[Member]) -> Mapping[str, Evidence]:
@@ -163,7 +164,7 @@ class RolloutHarness:
 
     def speak(self) -> None:
         """Every device that hears reports."""
-        said = [(one.name, one.report()) for one in self.fleet.values() if one.mood != "silent"]
+        said = [(device.name, device.report()) for device in self.fleet.values() if device.mood != "silent"]
         self.devices.ingest([(name, report) for name, report in said if report is not None])
 
     # ---- rollouts -------------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class RolloutHarness:
     @property
     def active(self) -> list[int]:
         """Rollouts on their way."""
-        return [one["id"] for one in self.rollouts.list_views(1_000) if one["ended"] is None]
+        return [rollout["id"] for rollout in self.rollouts.list_views(1_000) if rollout["ended"] is None]
 
     def shown(self, number: int) -> dict[str, Any]:
         """As the API shows it."""
@@ -209,7 +210,7 @@ class RolloutHarness:
             after = found[-1]["position"] if found else -1
             more = self.rollouts.device_views(number, states=(), after=after, most=1_000)
             if not more:
-                return {one["device"]: one for one in found}
+                return {item["device"]: item for item in found}
             found += more
 
     def running(self) -> dict[str, str]:
@@ -219,7 +220,9 @@ class RolloutHarness:
     def broken(self) -> list[object]:
         """Devices that were told to go below their counter, or by counters that fell."""
         return [
-            (one.name, one.below, one.told) for one in self.fleet.values() if one.below or one.told != sorted(one.told)
+            (device.name, device.below, device.told)
+            for device in self.fleet.values()
+            if device.below or device.told != sorted(device.told)
         ]
 
 

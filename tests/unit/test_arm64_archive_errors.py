@@ -1,4 +1,4 @@
-"""What `make test-arm64` says where Debian's archive gives nothing: whose fault it is, and what to do."""
+"""The message of `make test-arm64` when Debian's archive gives nothing: the cause, and advice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from arm64.debian import why_not_fetched
         ("W: Could not connect to deb:80 (10.0.0.1). - connect (111: Connection refused)", "cannot be reached"),
     ],
 )
-def test_a_mirror_that_gives_nothing_is_told_as_that(said: str, told: str) -> None:
-    """Before apt's own words; a run that is begun again goes on with what is here."""
+def test_an_unavailable_mirror_is_reported_as_such(said: str, told: str) -> None:
+    """Before apt's own message; a repeated run resumes with the files at hand."""
     assert told in why_not_fetched(said) and "run it again later" in why_not_fetched(said)
 
 
 @pytest.mark.parametrize("said", ["dpkg: error processing package 5.2", "E: Sub-process exited unexpectedly (1)", ""])
-def test_another_failure_is_not_put_on_the_mirror(said: str) -> None:
-    """Then apt's words stand alone."""
+def test_other_failures_are_not_blamed_on_the_mirror(said: str) -> None:
+    """Then apt's message stands alone."""
     assert why_not_fetched(said) == ""

@@ -1,4 +1,5 @@
-"""deploy/: what can be known of it without a daemon or a cluster. Nothing here was run in docker or Kubernetes."""
+"""deploy/: everything that can be checked without a daemon or a cluster. Nothing here was run in docker or
+Kubernetes."""
 
 from __future__ import annotations
 
@@ -36,17 +37,17 @@ Doc = dict[str, Any]
 
 def documents() -> Iterator[tuple[str, Doc]]:
     for name in KUSTOMIZATION["resources"]:
-        for one in yaml.safe_load_all((BASE / name).read_text()):
-            yield f"{one['kind']} {one['metadata']['name']}", one
+        for document in yaml.safe_load_all((BASE / name).read_text()):
+            yield f"{document['kind']} {document['metadata']['name']}", document
 
 
 DOCUMENTS = list(documents())
-KINDS = {name: one for name, one in DOCUMENTS}  # noqa: C416 - for its type
-WORKLOADS = [one for _, one in DOCUMENTS if one["kind"] in ("Deployment", "StatefulSet")]
+KINDS = {name: document for name, document in DOCUMENTS}  # noqa: C416 - for its type
+WORKLOADS = [document for _, document in DOCUMENTS if document["kind"] in ("Deployment", "StatefulSet")]
 
 
 def pods() -> list[tuple[str, Doc]]:
-    return [(one["metadata"]["name"], one["spec"]["template"]) for one in WORKLOADS]
+    return [(workload["metadata"]["name"], workload["spec"]["template"]) for workload in WORKLOADS]
 
 
 def containers(pod: Doc) -> list[Doc]:
@@ -73,19 +74,19 @@ def accept(words: list[str]) -> None:
 
 
 SCRIPTS = [
-    (f"kubernetes {name} {one['name']}", "\n".join(one.get("args", [])))
+    (f"kubernetes {name} {container['name']}", "\n".join(container.get("args", [])))
     for name, pod in pods()
-    for one in containers(pod)
-    if one["image"] == "edgesplit/controller"
+    for container in containers(pod)
+    if container["image"] == "edgesplit/controller"
 ] + [
-    (f"compose {name}", "\n".join(one["command"]))
-    for name, one in SERVICES.items()
-    if one.get("image") == "edgesplit/controller"
+    (f"compose {name}", "\n".join(service["command"]))
+    for name, service in SERVICES.items()
+    if service.get("image") == "edgesplit/controller"
 ]
 
 
 @pytest.mark.parametrize(("where", "script"), SCRIPTS, ids=[where for where, _ in SCRIPTS])
-def test_the_controllers_commands_are_accepted(where: str, script: str) -> None:
+def test_the_controllers_commands_are_valid(where: str, script: str) -> None:
     """Each option is one that `edgectl` has, with a value that it takes; and the shell can read the script."""
     commands = edgectl_commands(script)
     assert commands
@@ -94,8 +95,8 @@ def test_the_controllers_commands_are_accepted(where: str, script: str) -> None:
     subprocess.run(["sh", "-n", "-c", script.replace("$$", "$")], check=True)
 
 
-def test_a_command_that_is_not_ours_would_be_found() -> None:
-    """The parsing above is worth something."""
+def test_an_invalid_command_is_detected() -> None:
+    """The parsing of the other tests can fail."""
     with pytest.raises(click.UsageError):
         accept(["up", "--no-such-option"])
     with pytest.raises(click.UsageError):
@@ -115,7 +116,7 @@ def exec_form(path: Path, instruction: str) -> list[str]:
     return found
 
 
-def test_the_images_own_commands_are_accepted() -> None:
+def test_the_images_commands_are_valid() -> None:
     """ENTRYPOINT and CMD of each image, and the arguments of the pods that run it."""
     for path in IMAGES:
         words, entry = exec_form(path, "CMD"), exec_form(path, "ENTRYPOINT")
@@ -133,7 +134,7 @@ def test_the_images_own_commands_are_accepted() -> None:
     offload_parser().parse_args(offload["args"])
 
 
-def test_the_units_command_is_accepted() -> None:
+def test_the_units_command_is_valid() -> None:
     """And systemd, where it is here, finds nothing to complain of but the missing program."""
     unit = (DEPLOY / "systemd" / "edgesplit-controller.service").read_text()
     (line,) = re.findall(r"^ExecStart=(.*)$", unit, flags=re.MULTILINE)
@@ -142,7 +143,7 @@ def test_the_units_command_is_accepted() -> None:
     accept(words)
 
 
-def test_systemd_understands_the_unit() -> None:
+def test_systemd_verifies_the_unit() -> None:
     """`systemd-analyze verify`, as far as a machine without the program can."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
@@ -156,23 +157,23 @@ def test_systemd_understands_the_unit() -> None:
 
 
 @pytest.mark.parametrize(("name", "document"), DOCUMENTS, ids=[name for name, _ in DOCUMENTS])
-def test_each_manifest_is_one(name: str, document: Doc) -> None:
+def test_each_kubernetes_manifest_matches_its_schema(name: str, document: Doc) -> None:
     """By the schemas of the newest Kubernetes that the validator knows; strictly: no unknown field."""
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_a_manifest_that_is_none_would_be_found() -> None:
-    """The validation above is worth something."""
+def test_an_invalid_kubernetes_manifest_is_detected() -> None:
+    """The schema validation of the other tests can fail."""
     spoiled = json.loads(json.dumps(KINDS["Deployment offload"]))
     spoiled["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(spoiled, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_every_file_of_the_base_is_in_it_and_no_secret_is() -> None:
+def test_the_kustomization_lists_every_file_and_no_secret() -> None:
     """The kustomization lists all there is; secrets are made from files that are not kept here."""
     listed = {*KUSTOMIZATION["resources"], "kustomization.yaml", "broker.sh", "secrets"}
-    assert {one.name for one in BASE.iterdir()} == listed
+    assert {path.name for path in BASE.iterdir()} == listed
     assert not [name for name, _ in DOCUMENTS if name.startswith("Secret")]
     for folder in (BASE / "secrets", DEPLOY / "compose" / "secrets"):
         assert (folder / ".gitignore").read_text() == "*\n!.gitignore\n"
@@ -186,7 +187,7 @@ def test_the_base_is_built_by_kustomize(tmp_path: Path) -> None:
     (folder / "secrets" / "database-password").write_text("for this test")
     built = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert built.returncode == 0, built.stderr
-    found = [one for one in yaml.safe_load_all(built.stdout) if one]
+    found = [document for document in yaml.safe_load_all(built.stdout) if document]
     assert len(found) == len(DOCUMENTS) + 3
     for one in found:
         kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
@@ -194,38 +195,40 @@ def test_the_base_is_built_by_kustomize(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
-def test_no_pod_may_more_than_it_needs(name: str, pod: Doc) -> None:
+def test_pods_have_minimal_privileges(name: str, pod: Doc) -> None:
     """The `restricted` standard, a root that cannot be written, no token of the cluster's, bounded memory."""
     spec = pod["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] > 0
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for one in containers(pod):
-        context = one["securityContext"]
+    for container in containers(pod):
+        context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
         assert context["capabilities"] == {"drop": ["ALL"]}
-        assert {"cpu", "memory"} <= one["resources"]["requests"].keys() and "memory" in one["resources"]["limits"]
-    for one in spec["containers"]:
-        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= one.keys()
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys() and "memory" in container["resources"][
+            "limits"
+        ]
+    for container in spec["containers"]:
+        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
 
 
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
-def test_all_that_a_pod_names_is_there(name: str, pod: Doc) -> None:
+def test_everything_a_pod_references_exists(name: str, pod: Doc) -> None:
     """Volumes, claims, maps, secrets, ports of probes."""
-    workload = next(one for one in WORKLOADS if one["metadata"]["name"] == name)
-    claims = {one["metadata"]["name"] for one in workload["spec"].get("volumeClaimTemplates", [])}
-    volumes = {one["name"] for one in pod["spec"].get("volumes", [])} | claims
-    for one in containers(pod):
-        assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
-        ports = {port["name"] for port in one.get("ports", [])}
-        probes = [one[kind] for kind in ("startupProbe", "readinessProbe", "livenessProbe") if kind in one]
+    workload = next(workload for workload in WORKLOADS if workload["metadata"]["name"] == name)
+    claims = {volume["metadata"]["name"] for volume in workload["spec"].get("volumeClaimTemplates", [])}
+    volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | claims
+    for container in containers(pod):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        ports = {port["name"] for port in container.get("ports", [])}
+        probes = [container[kind] for kind in ("startupProbe", "readinessProbe", "livenessProbe") if kind in container]
         asked = [probe[how]["port"] for probe in probes for how in ("httpGet", "tcpSocket") if how in probe]
         assert set(asked) <= ports
-        for variable in one.get("env", []):
+        for variable in container.get("env", []):
             source = variable.get("valueFrom", {}).get("configMapKeyRef")
             assert source is None or source == {"name": "edgesplit", "key": "host"}
-    maps = {one["name"] for one in KUSTOMIZATION["configMapGenerator"]}
-    secrets = {one["name"] for one in KUSTOMIZATION["secretGenerator"]}
+    maps = {entry["name"] for entry in KUSTOMIZATION["configMapGenerator"]}
+    secrets = {entry["name"] for entry in KUSTOMIZATION["secretGenerator"]}
     for volume in pod["spec"].get("volumes", []):
         if "persistentVolumeClaim" in volume:
             assert f"PersistentVolumeClaim {volume['persistentVolumeClaim']['claimName']}" in KINDS
@@ -239,44 +242,46 @@ def selected(labels: Doc) -> list[Doc]:
     return [pod for _, pod in pods() if labels.items() <= pod["metadata"]["labels"].items()]
 
 
-def test_services_budgets_and_policies_mean_pods_that_are_there() -> None:
+def test_services_budgets_and_policies_select_existing_pods() -> None:
     """By their labels; and the ports that services and policies name are ports of those pods."""
-    for name, one in DOCUMENTS:
-        if one["kind"] == "Service":
-            (port,) = one["spec"]["ports"]
-            found = selected(one["spec"]["selector"])
+    for name, manifest in DOCUMENTS:
+        if manifest["kind"] == "Service":
+            (port,) = manifest["spec"]["ports"]
+            found = selected(manifest["spec"]["selector"])
             assert found, name
             for pod in found:
-                assert port["targetPort"] in {each["name"] for each in pod["spec"]["containers"][0]["ports"]}, name
-        elif one["kind"] == "PodDisruptionBudget":
-            assert selected(one["spec"]["selector"]["matchLabels"]), name
-        elif one["kind"] == "NetworkPolicy" and one["spec"]["podSelector"]:
-            found = selected(one["spec"]["podSelector"]["matchLabels"])
-            open_ports = {each["containerPort"] for pod in found for each in pod["spec"]["containers"][0]["ports"]}
-            asked = {port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]}
+                assert port["targetPort"] in {
+                    open_port["name"] for open_port in pod["spec"]["containers"][0]["ports"]
+                }, name
+        elif manifest["kind"] == "PodDisruptionBudget":
+            assert selected(manifest["spec"]["selector"]["matchLabels"]), name
+        elif manifest["kind"] == "NetworkPolicy" and manifest["spec"]["podSelector"]:
+            found = selected(manifest["spec"]["podSelector"]["matchLabels"])
+            open_ports = {port["containerPort"] for pod in found for port in pod["spec"]["containers"][0]["ports"]}
+            asked = {port["port"] for rule in manifest["spec"]["ingress"] for port in rule["ports"]}
             assert found and asked == open_ports, name
     assert KINDS["NetworkPolicy default-deny"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
-    guarded = {one["metadata"]["name"] for _, one in DOCUMENTS if one["kind"] == "NetworkPolicy"}
+    guarded = {document["metadata"]["name"] for _, document in DOCUMENTS if document["kind"] == "NetworkPolicy"}
     assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for _, pod in pods()} <= guarded
 
 
-def test_two_controllers_run_and_offload_servers_follow_the_load() -> None:
+def test_two_controllers_run_and_offload_servers_autoscale() -> None:
     """One first process and at least one further; by processor and by a metric that the server really has."""
-    controllers = [one for one in WORKLOADS if one["metadata"]["name"].startswith("controller")]
-    assert sum(one["spec"]["replicas"] for one in controllers) >= 2
+    controllers = [workload for workload in WORKLOADS if workload["metadata"]["name"].startswith("controller")]
+    assert sum(controller["spec"]["replicas"] for controller in controllers) >= 2
     assert KINDS["Deployment controller"]["spec"]["strategy"] == {"type": "Recreate"}
     scaler = KINDS["HorizontalPodAutoscaler offload"]["spec"]
     assert scaler["minReplicas"] >= 2 and "replicas" not in KINDS["Deployment offload"]["spec"]
-    (metric,) = [one["pods"]["metric"]["name"] for one in scaler["metrics"] if one["type"] == "Pods"]
+    (metric,) = [metric_["pods"]["metric"]["name"] for metric_ in scaler["metrics"] if metric_["type"] == "Pods"]
     assert f"| `{metric}` | gauge |" in METRICS
 
 
-def test_offload_servers_see_no_keys_but_their_own() -> None:
+def test_offload_servers_mount_only_their_own_keys() -> None:
     """Neither in the cluster nor in compose is the controller's folder given to them."""
     (claim,) = [
-        one["persistentVolumeClaim"]
-        for one in KINDS["Deployment offload"]["spec"]["template"]["spec"]["volumes"]
-        if "persistentVolumeClaim" in one
+        volume["persistentVolumeClaim"]
+        for volume in KINDS["Deployment offload"]["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
     ]
     assert claim == {"claimName": "offload", "readOnly": True}
     for name in ("offload-1", "offload-2"):
@@ -286,7 +291,7 @@ def test_offload_servers_see_no_keys_but_their_own() -> None:
 # ---- compose --------------------------------------------------------------------------------------------------------
 
 
-def test_the_compose_file_is_one() -> None:
+def test_the_compose_file_matches_its_schema() -> None:
     """By the schema of the Compose Specification, as check-jsonschema carries it."""
     schema = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
     validator = jsonschema.validators.validator_for(json.loads(schema.read_text()))
@@ -294,7 +299,7 @@ def test_the_compose_file_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_all_that_a_service_names_is_there(name: str) -> None:
+def test_everything_a_compose_service_references_exists(name: str) -> None:
     """Services, volumes, networks, secrets, files."""
     one = SERVICES[name]
     assert set(one.get("depends_on", ())) <= set(SERVICES)
@@ -313,10 +318,10 @@ def test_all_that_a_service_names_is_there(name: str) -> None:
 
 
 def test_ports_are_the_same_everywhere() -> None:
-    """Images, compose, Kubernetes, what devices are told, what Prometheus reads."""
+    """In images, compose, Kubernetes, the addresses advertised to devices, and Prometheus."""
     exposed = {path.name.partition(".")[0]: set(map(int, expose(path))) for path in IMAGES}
     ports = {
-        name: {port["containerPort"] for one in pod["spec"]["containers"] for port in one["ports"]}
+        name: {port["containerPort"] for container in pod["spec"]["containers"] for port in container["ports"]}
         for name, pod in pods()
     }
     assert ports["controller"] == ports["controller-further"] <= exposed["controller"]
@@ -326,7 +331,7 @@ def test_ports_are_the_same_everywhere() -> None:
     haproxy = (DEPLOY / "compose" / "haproxy.cfg").read_text()
     assert set(re.findall(r"server (\S+) \1:8500", haproxy)) == {"offload-1", "offload-2"} and "bind :8500" in haproxy
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
-    targets = {target for job in scraped for each in job["static_configs"] for target in each["targets"]}
+    targets = {target for job in scraped for config in job["static_configs"] for target in config["targets"]}
     assert targets == {"controller:9100", "offload-1:9101", "offload-2:9101"} and "controller" in SERVICES
     for name, pod in pods():
         port = pod["metadata"].get("annotations", {}).get("prometheus.io/port")
@@ -340,11 +345,13 @@ def expose(path: Path) -> list[str]:
 # ---- images ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", IMAGES, ids=[one.name for one in IMAGES])
-def test_images_are_built_of_what_is_here_and_run_as_nobody(path: Path) -> None:
+@pytest.mark.parametrize("path", IMAGES, ids=[image.name for image in IMAGES])
+def test_images_build_from_existing_sources_and_run_unprivileged(path: Path) -> None:
     """Sources are there and let in, the base has a version, the last stage is not root's, and it says how it is."""
     lines = dockerfile(path)
-    let_in = {one.removeprefix("!") for one in (REPOSITORY / ".dockerignore").read_text().split() if one[0] == "!"}
+    let_in = {
+        pattern.removeprefix("!") for pattern in (REPOSITORY / ".dockerignore").read_text().split() if pattern[0] == "!"
+    }
     for word, rest in lines:
         if word == "COPY" and not rest.startswith("--from"):
             for source in rest.split()[:-1]:
@@ -358,7 +365,7 @@ def test_images_are_built_of_what_is_here_and_run_as_nobody(path: Path) -> None:
     assert {"USER", "HEALTHCHECK", "ENTRYPOINT", "CMD"} <= set(last) and dict(lines)["USER"] == "10001:10001"
 
 
-def test_a_linter_finds_nothing() -> None:
+def test_hadolint_accepts_every_dockerfile() -> None:
     """hadolint, on every Dockerfile."""
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if linter is None:
@@ -376,7 +383,7 @@ def known_metrics() -> dict[str, set[str]]:
     return {name: {*re.findall(r"`(\w+)`", labels), "emulated"} for name, labels in rows}
 
 
-def test_alerts_ask_for_metrics_that_there_are() -> None:
+def test_alerts_use_existing_metrics() -> None:
     """Names and labels of docs/metrics.md; each rule says how bad it is and what it means."""
     known = known_metrics()
     groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]

@@ -50,27 +50,27 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def said(folder: Path) -> list[str]:
+def log_lines(folder: Path) -> list[str]:
     return (folder / "said").read_text().splitlines()
 
 
-def test_a_new_revocation_list_is_read_and_nothing_else_wakes_the_broker(broker: Path) -> None:
-    """The controller replaces the file; the script sends the signal once, and ends with its broker when it is told."""
+def test_only_a_new_revocation_list_reloads_the_broker(broker: Path) -> None:
+    """The controller replaces the file; the script sends the signal once, and ends with its broker on SIGTERM."""
     running = started(broker)
     try:
-        eventually("the broker runs", lambda: f"started -c {broker}/mosquitto.conf" in said(broker))
+        eventually("the broker runs", lambda: f"started -c {broker}/mosquitto.conf" in log_lines(broker))
         for number in (1, 2):
             (broker / ".new").write_text(f"revoked: {number}")
             (broker / ".new").rename(broker / "revoked.pem")
-            eventually("the list is read again", lambda n=number: said(broker).count("reloaded") == n)
+            eventually("the list is read again", lambda n=number: log_lines(broker).count("reloaded") == n)
     finally:
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 0
-    assert said(broker)[-1] == "stopped" and said(broker).count("reloaded") == 2
+    assert log_lines(broker)[-1] == "stopped" and log_lines(broker).count("reloaded") == 2
 
 
-def test_the_script_ends_when_its_broker_does_and_says_how(broker: Path) -> None:
-    """So that the container is started again."""
+def test_the_script_ends_with_its_brokers_exit_status(broker: Path) -> None:
+    """So that the container is restarted."""
     (broker / "bin" / "mosquitto").write_text("#!/bin/sh\nexit 3\n")
     assert started(broker).wait(30) == 3
 
@@ -81,8 +81,8 @@ def healthy(*words: str) -> int:
     return found
 
 
-def test_a_server_that_answers_is_healthy_and_no_other() -> None:
-    """200 is good; another status, and nobody, are not."""
+def test_only_a_server_that_answers_200_is_healthy() -> None:
+    """Another status, and a refused connection, are unhealthy."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -104,7 +104,7 @@ def test_a_server_that_answers_is_healthy_and_no_other() -> None:
     assert healthy(f"{url}/metrics") == 1
 
 
-def test_its_status_is_the_programs(tmp_path: Path) -> None:
+def test_the_health_check_exits_with_its_result(tmp_path: Path) -> None:
     """As HEALTHCHECK reads it."""
     program = str(DEPLOY / "images" / "healthy.py")
     done = subprocess.run([sys.executable, program, "http://127.0.0.1:1/metrics"], capture_output=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The security and conformance pages point at tests: each of them is there."""
+"""Every test that the security and conformance pages name exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_tests(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_test_that_a_page_names_exists(page: str) -> None:
+def test_every_test_named_in_the_docs_exists(page: str) -> None:
     """Files are named below `tests/unit`, or by their name alone in another folder of tests."""
     tests = REPOSITORY / "tests"
     sources = {str(path.relative_to(tests / "unit")): path.read_text() for path in tests.glob("unit/**/test_*.py")}
@@ -37,7 +37,7 @@ def test_every_test_that_a_page_names_exists(page: str) -> None:
     assert len(named) > 40 and not missing
 
 
-def test_the_page_lists_every_parser_that_is_tried() -> None:
+def test_the_security_page_names_existing_parser_tests() -> None:
     """The names in the table of parsers are those of the tests, so that a reader can run one."""
     page = (REPOSITORY / "docs" / "security.md").read_text()
     source = (REPOSITORY / "tests" / "faults" / "test_fuzz_parsers.py").read_text()

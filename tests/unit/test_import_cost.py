@@ -1,4 +1,5 @@
-"""What starts often loads little: a thin client's command, a child that tries a model, a server beside a controller."""
+"""Frequently started programs import little: a thin client's command, a child that tries a model, a server beside a
+controller."""
 
 from __future__ import annotations
 
@@ -23,21 +24,21 @@ LOADS = [
 
 
 @pytest.mark.parametrize(("starts", "without"), LOADS)
-def test_what_it_does_not_need_is_not_loaded(starts: str, without: tuple[str, ...]) -> None:
+def test_unneeded_libraries_are_not_imported(starts: str, without: tuple[str, ...]) -> None:
     """Each costs a tenth of a second or more, at every start."""
     command = [sys.executable, "-c", f"import sys; {starts}; print(*sys.modules)"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in without if name in loaded] == []
 
 
-def test_every_command_is_where_it_is_said_to_be() -> None:
-    """Those that nobody calls are not loaded, so that nothing else would notice."""
+def test_every_lazy_command_can_be_loaded() -> None:
+    """Commands that are not called are not loaded, so no other test would notice a wrong module name."""
     assert sorted(cli.commands) == sorted(COMMANDS) and len(cli.commands) == len(COMMANDS)
     assert {name: command.name for name, command in cli.commands.items()} == {name: name for name in COMMANDS}
 
 
-def test_a_name_that_is_no_command_loads_nothing() -> None:
-    """It is told, as of any group; and commands may still be added and taken away."""
+def test_an_unknown_command_loads_nothing() -> None:
+    """It is reported as for any group; and commands may still be added and removed."""
     commands = LazyCommands({"device": "devices"})
     assert "devise" not in commands and commands.get("devise") is None
     commands["more"] = cli.commands["doctor"]

@@ -1,4 +1,4 @@
-"""The rooms and packages of docs/architecture.md: imports point one way, and nothing is named after what it is not."""
+"""The rooms and packages of docs/architecture.md: imports have one direction, and no module has a generic name."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_imports_point_at_the_sdk_and_never_back(room: str) -> None:
+def test_rooms_import_only_the_allowed_rooms(room: str) -> None:
     """A room imports only the rooms that the architecture allows it."""
     wrong = [
         f"{path.relative_to(REPOSITORY)} imports {name}"
@@ -186,7 +186,7 @@ def test_packages_import_lower_packages_only(room: str) -> None:
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     """Of any two modules one can be read, tested and imported without the other. A room's own __init__, which
     re-exports names for users on their first use, is left out."""
     graph = {
@@ -200,7 +200,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room not in (SDK, SIMULATION)])
-def test_production_code_imports_nothing_made_for_tests(room: str) -> None:
+def test_production_code_imports_no_test_code(room: str) -> None:
     """`edgesplit.testing` serves tests and simulations."""
     wrong = [
         f"{name} imports {imported}"
@@ -212,8 +212,8 @@ def test_production_code_imports_nothing_made_for_tests(room: str) -> None:
     assert wrong == []
 
 
-def test_each_package_says_what_it_is() -> None:
-    """The docstring of a package says what it is for and what it may import."""
+def test_every_package_has_a_docstring() -> None:
+    """It states what the package is for and what it may import."""
     silent = [
         name
         for name, path in modules().items()
@@ -223,7 +223,7 @@ def test_each_package_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("room", [SDK, AGENT, OFFLOAD])
-def test_what_runs_on_a_device_needs_no_cloud_library(room: str) -> None:
+def test_device_code_imports_no_cloud_library(room: str) -> None:
     """The agent installs on a Raspberry Pi: what only the controller needs stays out of its imports."""
     wrong = [
         f"{path.relative_to(REPOSITORY)} imports {name}"
@@ -234,14 +234,14 @@ def test_what_runs_on_a_device_needs_no_cloud_library(room: str) -> None:
     assert wrong == []
 
 
-def test_no_module_is_named_after_nothing() -> None:
+def test_no_module_has_a_generic_name() -> None:
     """Names come from the domain."""
     nameless = {"utils", "util", "common", "helpers", "helper", "misc"}
     found = [path for folder in ROOMS.values() for path in (REPOSITORY / folder).rglob("*") if path.stem in nameless]
     assert found == []
 
 
-def test_nothing_is_unpickled_or_evaluated() -> None:
+def test_no_code_unpickles_or_evaluates_input() -> None:
     """Bytes from a network or a model file are never unpickled, evaluated or executed."""
     forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
     wrong = []

@@ -1,4 +1,4 @@
-"""Modules and tables that are found by a name in a string: one that moves fails here, and not in the field."""
+"""Modules and tables that are found by a name in a string: a moved one fails here, and not in the field."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_every_table_is_known_to_migrations_and_backups() -> None:
 
 
 @pytest.mark.parametrize("name", BETWEEN_VERSIONS)
-def test_what_another_version_of_the_agent_runs_is_there(name: str) -> None:
+def test_entry_points_for_other_agent_versions_exist(name: str) -> None:
     """An older version checks and starts this one by these names."""
     assert importlib.util.find_spec(name) is not None
     assert launcher.MODULE in BETWEEN_VERSIONS
 
 
-def test_modules_that_run_as_programs_are_there() -> None:
+def test_modules_that_run_as_programs_exist() -> None:
     """Every `python -m` and `CHILD` of ours in the product, the images and the Makefile names a module."""
     files = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if "node_modules" not in path.parts]
     named = set()
@@ -63,7 +63,7 @@ def test_modules_that_run_as_programs_are_there() -> None:
     assert [name for name in sorted(ours) if importlib.util.find_spec(name) is None] == []
 
 
-def test_modules_that_the_preload_leaves_out_are_there() -> None:
+def test_modules_excluded_from_the_preload_exist() -> None:
     """A name in that list that no module has would let an optional engine fail every installation."""
     assert [name for name in OPTIONAL if importlib.util.find_spec(name) is None] == []
 
@@ -74,7 +74,7 @@ def test_every_command_is_found_in_its_module(name: str) -> None:
     assert cli.commands[name].name == name
 
 
-def test_names_that_packages_load_late_are_there() -> None:
+def test_lazily_imported_names_exist() -> None:
     """`edgesplit` and `edgesplit_partitioner` import what they export on its first use."""
     for package in (edgesplit, edgesplit_partitioner):
         for name in package.__all__:

@@ -1,4 +1,4 @@
-"""The file layer that the power-cut suite stands on: it sees everything, and forgets what a disk may forget."""
+"""The file layer of the power-cut tests: it records every operation, and loses what a disk may lose."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _copied(source: str, target: str) -> None:
     Path(target).write_bytes(Path(source).read_bytes())
 
 
-def test_nothing_escapes_the_recorder(tmp_path: Path) -> None:
+def test_the_recorder_logs_every_file_operation(tmp_path: Path) -> None:
     """Its log, played back, is the folder: byte for byte, name for name, links too."""
     (tmp_path / "before").write_bytes(b"was here")
     recorder = Recorder(tmp_path)
@@ -61,8 +61,8 @@ def test_nothing_escapes_the_recorder(tmp_path: Path) -> None:
     assert recorder.changes > 20
 
 
-def test_what_the_recorder_does_not_know_is_refused(tmp_path: Path) -> None:
-    """A call that it could not see must not pass for none."""
+def test_unknown_file_operations_are_refused(tmp_path: Path) -> None:
+    """A call that is not recorded must not pass unnoticed."""
     with (
         Recorder(tmp_path).watching(),
         open(tmp_path / "f", "wb") as file,
@@ -71,7 +71,7 @@ def test_what_the_recorder_does_not_know_is_refused(tmp_path: Path) -> None:
         os.pwrite(file.fileno(), b"unseen", 0)
 
 
-def test_only_what_was_synced_is_sure(tmp_path: Path) -> None:
+def test_only_synced_data_survives_a_power_cut(tmp_path: Path) -> None:
     """Bytes by the file's fsync, names by the folder's; one without the other is an empty file, or none."""
     recorder = Recorder(tmp_path)
     with recorder.watching():
@@ -84,7 +84,7 @@ def test_only_what_was_synced_is_sure(tmp_path: Path) -> None:
     assert lost(recorder, len(recorder.log) - 1) == {}
 
 
-def test_an_operation_can_be_made_to_fail(tmp_path: Path) -> None:
+def test_a_file_operation_can_be_made_to_fail(tmp_path: Path) -> None:
     """It is not carried out, and not in the log."""
     recorder = Recorder(tmp_path, lambda number, op: OSError(errno.ENOSPC, "full") if number == 1 else None)
     with recorder.watching(), pytest.raises(OSError, match="full"):
@@ -105,7 +105,7 @@ def test_a_new_folder_survives_with_what_was_written_into_it(tmp_path: Path) -> 
     assert lost(recorder)["trust/cache"] == "folder"
 
 
-def test_a_file_that_was_replaced_is_old_or_new_at_every_cut(tmp_path: Path) -> None:
+def test_a_replaced_file_is_old_or_new_after_any_power_cut(tmp_path: Path) -> None:
     """`write_durably`, with whatever was not synced lost, kept or spoilt."""
     (tmp_path / "f").write_bytes(b"old")
     recorder = Recorder(tmp_path)
@@ -118,7 +118,7 @@ def test_a_file_that_was_replaced_is_old_or_new_at_every_cut(tmp_path: Path) -> 
     assert isinstance(recorder.start, Disk) and lost(recorder)["f"] == b"new" * 1000
 
 
-def test_half_written_files_do_not_pile_up(tmp_path: Path) -> None:
+def test_temporary_files_of_power_cuts_are_removed(tmp_path: Path) -> None:
     """Each power cut left one under another process's number; they are swept when the folder is ours."""
     for number in range(3):
         (tmp_path / f".current.json.{number}.part").write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""Faults that were found by use, each with the test that it left behind."""
+"""Faults found in use, each with its regression test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgesplit_controller.tuf.repository import Repository
 from edgesplit_offload.revocation import RevokedSerials
 
 
-def test_a_restored_backup_is_believed_after_the_next_start(tmp_path: Path) -> None:
+def test_a_restored_backup_is_trusted_after_the_next_start(tmp_path: Path) -> None:
     """Devices saw newer metadata than the backup holds: the controller signs anew at its start, and they go on."""
     here = tmp_path / "tuf"
     now = [1_800_000_000.0]
@@ -45,8 +45,8 @@ def test_a_restored_backup_is_believed_after_the_next_start(tmp_path: Path) -> N
     device.refresh(lambda path, most: restored.read(path))
 
 
-def test_a_parent_that_was_gone_before_it_could_be_asked_for_is_noticed() -> None:
-    """A child that starts slowly has another parent by then: it is told whom it belongs to, and ends."""
+def test_a_parent_that_died_before_the_watch_began_is_noticed() -> None:
+    """A child that starts slowly has another parent by then: it receives its parent's pid, and ends."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
@@ -54,7 +54,7 @@ def test_a_parent_that_was_gone_before_it_could_be_asked_for_is_noticed() -> Non
         lifecycle.end_with_parent(gone.pid)
 
 
-def test_a_stop_signal_that_lands_while_its_event_is_locked_is_not_lost() -> None:
+def test_a_stop_signal_during_a_locked_event_is_not_lost() -> None:
     """Setting an event inside the handler deadlocked when the main thread held the event's lock just then."""
     script = (
         "import threading, os, signal\n"
@@ -68,16 +68,17 @@ def test_a_stop_signal_that_lands_while_its_event_is_locked_is_not_lost() -> Non
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
 
 
-def test_bytes_that_are_no_jpeg_are_the_callers_fault() -> None:
-    """It was a server's error, which opened the breaker and showed an object's address."""
+def test_invalid_jpeg_bytes_were_a_server_error() -> None:
+    """They are the caller's error now; as a server's error they opened the circuit breaker and showed an object's
+    address."""
     spec = parse_input_spec("image/jpeg 8x8")
 
     with pytest.raises(UsageError, match=r"not a whole JPEG$"):
         prepare(spec, np.zeros(64, np.uint8).tobytes())
 
 
-def test_a_full_disk_keeps_no_device_from_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number cannot be stored, and still grows: by the clock, and within the process."""
+def test_a_full_disk_does_not_block_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session number cannot be stored, and still grows: by the clock, and within the process."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
@@ -102,12 +103,12 @@ wait_until(stop)
 
 
 def test_a_stop_signal_that_another_thread_received_was_lost() -> None:
-    """The main thread slept on, and a controller that was told to stop ran for ever."""
+    """The main thread slept on, and a controller that had received SIGTERM ran for ever."""
     subprocess.run([sys.executable, "-c", SIGNALLED_ASIDE], timeout=60, check=True)
 
 
-def test_a_revocation_list_of_a_version_that_is_none_ended_the_offload_server(tmp_path: Path) -> None:
-    """The binding's own exception came out, which nobody up there knew."""
+def test_an_invalid_revocation_list_version_ended_the_offload_server(tmp_path: Path) -> None:
+    """The binding's own exception was raised, which no caller handled."""
     authority = Authority(tmp_path / "keys")
     good = x509.load_pem_x509_crl(authority.revocation_list([7])).public_bytes(Encoding.DER)
     assert good.count(b"\x02\x01\x01\x30") == 1

@@ -94,12 +94,14 @@ class Devices:
     """The devices of one controller."""
 
     def __init__(
-        self, database: Database, *, stale_after_s: float, now: Callable[[], float], telemetry_s: float | None = None
-    ) -> None:
+        self, database: Database, *, stale_after_s: float, now: Callable[[], float], telemetry_s: float | None = None,
+        max_telemetry_rows: int = MAX_TELEMETRY_ROWS, trim_every: int = TRIM_EVERY,
+    ) -> None:  # fmt: skip
         """`telemetry_s`: telemetry interval that devices are asked to use; None: their own default."""
         self._database = database
         self.stale_after_s = stale_after_s
         self._telemetry_s = telemetry_s
+        self._max_telemetry_rows, self._trim_every = max_telemetry_rows, trim_every
         self._now = now
         self._rows_since_trim: Counter[str] = Counter()
         self._acknowledged_s: dict[str, float] = {}
@@ -342,8 +344,8 @@ class Devices:
             result = ingest.ingest_messages(session, received, now, _on_birth)
             self._rows_since_trim.update(result.stored)
             self._acknowledge(result, now)
-            for name in [name for name, grown in self._rows_since_trim.items() if grown >= TRIM_EVERY]:
-                _trim(session, name)
+            for name in [name for name, grown in self._rows_since_trim.items() if grown >= self._trim_every]:
+                _trim(session, name, self._max_telemetry_rows)
                 del self._rows_since_trim[name]
         return result
 
@@ -555,11 +557,11 @@ def _count_starts(session: Session, device: str, mark: str, now: float) -> None:
     row.marks = [*(other for other in row.marks if other != mark), mark][-MAX_STARTS:]
 
 
-def _trim(session: Session, name: str) -> None:
-    """Delete telemetry rows of a device beyond the newest `HISTORY`."""
+def _trim(session: Session, name: str, max_rows: int) -> None:
+    """Delete telemetry rows of a device beyond the newest `max_rows`."""
     order = (TelemetryRow.at.desc(), TelemetryRow.id.desc())
     of_device = select(TelemetryRow.at, TelemetryRow.id).where(TelemetryRow.device == name)
-    oldest_kept = session.execute(of_device.order_by(*order).offset(MAX_TELEMETRY_ROWS).limit(1)).first()
+    oldest_kept = session.execute(of_device.order_by(*order).offset(max_rows).limit(1)).first()
     if oldest_kept is not None:
         at, number = oldest_kept
         older = (TelemetryRow.at < at) | ((TelemetryRow.at == at) & (TelemetryRow.id <= number))

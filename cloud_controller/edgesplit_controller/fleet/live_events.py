@@ -68,10 +68,10 @@ class LiveEventHub:
 
     def __init__(
         self, begin: Callable[[], None], read: Callable[[], Sequence[Change]], *, poll_s: float = POLL_S,
-        heartbeat_s: float = HEARTBEAT_S,
+        heartbeat_s: float = HEARTBEAT_S, max_followers: int = MAX_FOLLOWERS,
     ) -> None:  # fmt: skip
         self._start_feed, self._read_changes = begin, read
-        self._poll_s, self._heartbeat_s = poll_s, heartbeat_s
+        self._poll_s, self._heartbeat_s, self._max_followers = poll_s, heartbeat_s, max_followers
         self._queues: set[FollowerQueue] = set()
         self._reading: asyncio.Task[None] | None = None
         self._has_started = asyncio.Event()
@@ -84,8 +84,8 @@ class LiveEventHub:
         """Changes as server-sent events until the reader disconnects, the hub is stopped, or `allowed` returns False
         (it is called at each heartbeat, in a thread). `groups` are those visible to the reader; None: all. Busy if
         there are too many followers."""
-        if len(self._queues) >= MAX_FOLLOWERS:
-            raise Busy(f"{MAX_FOLLOWERS} pages follow already; close one or try again later")
+        if len(self._queues) >= self._max_followers:
+            raise Busy(f"{self._max_followers} pages follow already; close one or try again later")
         return self._follow(FollowerQueue(groups), allowed)
 
     async def _follow(self, queue: FollowerQueue, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:

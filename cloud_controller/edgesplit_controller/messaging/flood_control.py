@@ -38,7 +38,9 @@ REMEMBERED_REQUESTS = 65_536
 
 
 @dataclass(slots=True)
-class _TokenBucket:
+class TokenBucket:
+    """The bucket of one device."""
+
     units: float
     refilled_at: float
     flooding: bool = False
@@ -49,15 +51,15 @@ class _TokenBucket:
 class TokenBuckets:
     """Token buckets of the devices that were heard lately; full ones are dropped from memory."""
 
-    _buckets: dict[str, _TokenBucket] = field(default_factory=dict)
+    buckets: dict[str, TokenBucket] = field(default_factory=dict)
     _requested_at: OrderedDict[tuple[str, str], float] = field(default_factory=OrderedDict)
 
     def consume(self, device: str, units: float, now: float) -> bool:
         """Charge a device. True if its flood is to be reported now."""
-        bucket = self._buckets.get(device)
+        bucket = self.buckets.get(device)
         if bucket is None:
             self._drop_full(now)
-            bucket = self._buckets[device] = _TokenBucket(CAPACITY, now)
+            bucket = self.buckets[device] = TokenBucket(CAPACITY, now)
         # Token bucket: refill for the time since the last charge, up to the capacity, then pay. The debt is cut at
         # zero, so that a device recovers CAPACITY / 2 / UNITS_PER_S seconds after its flood ends, however large it was.
         bucket.units = min(CAPACITY, bucket.units + (now - bucket.refilled_at) * UNITS_PER_S) - units
@@ -73,7 +75,7 @@ class TokenBuckets:
 
     def is_limited(self, device: str) -> bool:
         """Whether messages of this device are dropped now."""
-        bucket = self._buckets.get(device)
+        bucket = self.buckets.get(device)
         return bucket is not None and bucket.flooding
 
     def count_repeated(self, device: str, chunks: tuple[str, ...], now: float) -> int:
@@ -90,8 +92,8 @@ class TokenBuckets:
     def _drop_full(self, now: float) -> None:
         full = [
             name
-            for name, bucket in self._buckets.items()
+            for name, bucket in self.buckets.items()
             if bucket.units + (now - bucket.refilled_at) * UNITS_PER_S >= CAPACITY
         ]
         for name in full:
-            del self._buckets[name]
+            del self.buckets[name]

@@ -29,7 +29,7 @@ from edgesplit_controller.rollout.states import (
     Tally,
     count_states,
 )
-from edgesplit_controller.rollout.terms import BATCH, MOST_FETCHING, allowance, consume
+from edgesplit_controller.rollout.terms import BATCH, allowance, consume
 
 ABORTED = "the rollout ended before it was told"
 """Cause recorded for devices that were still queued when the rollout ended."""
@@ -73,9 +73,9 @@ class _StepBuilder:
 
     def __init__(
         self, rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], facts_of: Callable[[str],
-        DeviceFacts], now: float, fetching: int,
+        DeviceFacts], now: float, fetch_slots: int,
     ) -> None:  # fmt: skip
-        self.fetching = fetching
+        self.fetch_slots = fetch_slots
         self.rollout = rollout
         self.before = {member.name: member for member in members}
         self.members = dict(self.before)
@@ -106,11 +106,11 @@ class _StepBuilder:
 
 def next_step(
     rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], facts_of: Callable[[str], DeviceFacts],
-    evidence_of: EvidenceOf, now: float, fetching: int = 0,
+    evidence_of: EvidenceOf, now: float, fetch_slots: int,
 ) -> Step:  # fmt: skip
     """What is to be done now. At most `BATCH` devices are assigned or rolled back per step, and no more than
-    `MOST_FETCHING` devices fetch at once; `fetching` is the number that do."""
-    look = _StepBuilder(rollout, members, tallies, facts_of, now, fetching)
+    `fetch_slots`, the number of further devices that may fetch at once, are assigned."""
+    look = _StepBuilder(rollout, members, tallies, facts_of, now, fetch_slots)
     if rollout.has_ended:
         return look.build()
     # 1. Devices move by their reports, gates and timeouts. Queued ones are handled where they are assigned.
@@ -273,7 +273,7 @@ def _assign_next(look: _StepBuilder) -> None:
     if terms.hours is not None and not terms.hours.contains(look.now):
         return
     most, rate_state = allowance(terms.rate, look.rollout.rate_state, look.now)
-    allowed = min(most, max(0, MOST_FETCHING - look.fetching))
+    allowed = min(most, look.fetch_slots)
     queue = [
         queued for queued in look.members.values() if queued.state == "queued" and queued.stage <= look.rollout.stage
     ]

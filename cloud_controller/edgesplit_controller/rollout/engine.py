@@ -33,7 +33,7 @@ from edgesplit_controller.rollout.device_step import fail
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest, parse_terms
 from edgesplit_controller.rollout.states import Member, Rollout
-from edgesplit_controller.rollout.terms import MOST_DEVICES, Terms, rollout_order, split_into_stages
+from edgesplit_controller.rollout.terms import MOST_DEVICES, MOST_FETCHING, Terms, rollout_order, split_into_stages
 from edgesplit_controller.rollout.view import device_views, rollout_view
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Deployment, Device
@@ -107,7 +107,8 @@ class Rollouts:
 
     def __init__(
         self, database: Database, director: Director, *, now: Callable[[], float], announce: Announce,
-        evidences: EvidenceSource = no_evidence, fits: Fits = fits_every_class,
+        evidences: EvidenceSource = no_evidence, fits: Fits = fits_every_class, most_active: int = MOST_ACTIVE,
+        most_fetching: int = MOST_FETCHING,
     ) -> None:  # fmt: skip
         """`announce` publishes statements after the transaction that stored them."""
         self._database = database
@@ -116,6 +117,7 @@ class Rollouts:
         self._announce = announce
         self._evidences = evidences
         self._fits = fits
+        self._most_active, self._most_fetching = most_active, most_fetching
         self._groups: frozenset[str] | None = None
         self._inspections: dict[int, _Inspection] = {}
         self.has_new_reports = threading.Event()
@@ -142,8 +144,10 @@ class Rollouts:
         with self._database.write() as session:
             now = self._now()
             names = [device.name for device in spec.devices]
-            if len(store.active_rollouts(session)) >= MOST_ACTIVE:
-                raise Conflict(f"{MOST_ACTIVE} rollouts are on their way already: abort some, or wait until they end")
+            if len(store.active_rollouts(session)) >= self._most_active:
+                raise Conflict(
+                    f"{self._most_active} rollouts are on their way already: abort some, or wait until they end"
+                )
             busy = store.overlapping(session, model, names)
             if spec.request.unless_busy:
                 _refuse_busy(busy, model)
@@ -276,9 +280,9 @@ class Rollouts:
         def evidence_of(member: Member) -> Evidence:
             return evidences.get(member.name) or Evidence(model=rollout.model, release=rollout.release)
 
-        fetching = store.count_fetching(session, rollout.id, now)
+        fetch_slots = max(0, self._most_fetching - store.count_fetching(session, rollout.id, now))
         tallies = store.tallies(session, rollout.id)
-        return next_step(rollout, members, tallies, facts.__getitem__, evidence_of, now, fetching)
+        return next_step(rollout, members, tallies, facts.__getitem__, evidence_of, now, fetch_slots)
 
     def _step(self, session: Session, row: RolloutRow, now: float, since: float | None = None) -> _StepResult:
         """Decide and write one step, in the caller's transaction."""

@@ -140,13 +140,14 @@ def check_model(
     seed: int = 0,
     jobs: int | None = None,
     progress: Progress | None = None,
+    max_crashes: int = MAX_CRASHES_IN_A_ROW,
 ) -> Report:
     """Check every boundary of `model`, and the cuts of `rows` (whose layers are filled in, as the planner returns
     them).
 
     `graph` and `spec` are what `with_input_layer` returned, or the model's own graph and None. Without samples the
-    model is fed noise from `seed`. `jobs` is the number of child processes. ModelRefused where the whole model itself
-    does not run.
+    model is fed noise from `seed`. `jobs` is the number of child processes. After `max_crashes` cuts in a row that
+    crashed the runtime the others are not tried. ModelRefused where the whole model itself does not run.
     """
     cuts_to_try = cuts_to_check(graph, rows)
     feeds = [_feed(model, spec, sample, seed) for sample in samples or (None,)]
@@ -154,7 +155,7 @@ def check_model(
         workspace = _Workspace(Path(name), model, graph, spec)
         store_samples(workspace.folder, feeds)
         whole = workspace.run_whole(TIMEOUT_S * len(feeds))
-        cuts = _check_cuts(workspace, cuts_to_try, TIMEOUT_S * len(feeds), jobs, progress)
+        cuts = _check_cuts(_CutQueue(workspace, cuts_to_try, TIMEOUT_S * len(feeds), progress, max_crashes), jobs)
     return Report(
         format=model.format,
         layers=len(graph.layers),
@@ -292,12 +293,10 @@ def _write_slice(folder: Path, cut: CutSlice) -> None:
     cut.write(folder / cut.slice.name)
 
 
-def _check_cuts(
-    workspace: _Workspace, cuts: Sequence[_PlannedCut], limit_s: float, jobs: int | None, progress: Progress | None
-) -> list[Cut]:
-    """Check every cut, on several child processes at once; returns the results in the order of `wanted`."""
+def _check_cuts(work_queue: _CutQueue, jobs: int | None) -> list[Cut]:
+    """Check every cut, on several child processes at once; returns the results in the order of the queue's cuts."""
+    cuts = work_queue.cuts
     workers = max(1, min(jobs or min(MAX_CHILDREN, os.cpu_count() or 1, len(cuts) // MIN_CUTS_PER_CHILD), len(cuts)))
-    work_queue = _CutQueue(workspace, cuts, limit_s, progress)
     with ThreadPoolExecutor(workers) as pool:
         try:
             for future in [pool.submit(work_queue.work) for _ in range(workers)]:
@@ -315,6 +314,7 @@ class _CutQueue:
     cuts: Sequence[_PlannedCut]
     limit_s: float
     progress: Progress | None
+    max_crashes: int
     results: dict[int, Cut] = field(default_factory=dict)
     crashes: int = 0
     """Number of latest cuts in a row that crashed the runtime; cuts that were not run do not count."""
@@ -343,7 +343,7 @@ class _CutQueue:
                 self._waiting.get_nowait()
 
     def _check_cut(self, child: _CheckProcess, number: int) -> CheckResult:
-        if self.crashes >= MAX_CRASHES_IN_A_ROW:
+        if self.crashes >= self.max_crashes:
             return CheckResult(refused=f"not tried: {self.crashes} cuts before it crashed the runtime")
         try:
             result = child.run(self.workspace.write_cut(number, self.cuts[number]))

@@ -24,20 +24,22 @@ class WrittenImage:
 
     digests: tuple[bytes, ...]
     """Digest of each block."""
+    block_bytes: int
     held_back: bytes
     size: int
 
 
 def write_image(
-    source: IO[bytes], size: int, table_bytes: int, medium: Medium, on_progress: OnProgress
-) -> WrittenImage:
+    source: IO[bytes], size: int, table_bytes: int, medium: Medium, on_progress: OnProgress, *,
+    block_bytes: int = BLOCK_BYTES,
+) -> WrittenImage:  # fmt: skip
     """Write all of the image except its first `table_bytes`, which stay zeros until `finish`."""
     if medium.size is not None and size > medium.size:
         raise UsageError(f"the image needs {size} bytes, and {medium.name} has {medium.size}: take a larger card")
     held_back = min(table_bytes, MAX_TABLE_BYTES)
     table, digests, done = b"", [], 0
     while done < size:
-        block = source.read(min(BLOCK_BYTES, size - done))
+        block = source.read(min(block_bytes, size - done))
         if not block:
             raise medium_failed(medium, "writing", f"the image ends after {done} bytes, and should have {size}")
         if not done:  # the head with the partition table is held back: zeros are written in its place
@@ -49,7 +51,7 @@ def write_image(
         done += len(block)
         on_progress(done, size)
     _sync(medium)
-    return WrittenImage(tuple(digests), table, size)
+    return WrittenImage(tuple(digests), block_bytes, table, size)
 
 
 def verify(written: WrittenImage, medium: Medium, on_progress: OnProgress) -> None:
@@ -57,7 +59,7 @@ def verify(written: WrittenImage, medium: Medium, on_progress: OnProgress) -> No
     done = 0
     _drop_cache(medium)
     for expected in written.digests:
-        count = min(BLOCK_BYTES, written.size - done)
+        count = min(written.block_bytes, written.size - done)
         if _digest(read_exactly(medium, count, done)) != expected:
             raise medium_failed(medium, "reading back", f"bytes {done} to {done + count} are not what was written")
         done += count

@@ -1,4 +1,4 @@
-"""`edgectl doctor`: what ails a controller is found from where an operator stands, and comes with what to do."""
+"""`edgectl doctor`: problems of a controller are found from the operator's side, each with advice."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     return made
 
 
-def found() -> dict[str, Finding]:
+def findings() -> dict[str, Finding]:
     """By name, the last of each."""
-    return {one.name: one for one in doctor.examine(Path("/data"), now=NOW)}
+    return {finding.name: finding for finding in doctor.examine(Path("/data"), now=NOW)}
 
 
-def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None:
-    """Everything is looked at."""
-    seen = found()
-    assert {one.level for one in seen.values()} == {"good"}
+def test_a_healthy_controller_passes_every_check(controller: Controller) -> None:
+    """Every check runs."""
+    seen = findings()
+    assert {finding.level for finding in seen.values()} == {"good"}
     assert list(seen) == [
         "credentials", "controller", "access", "version", "broker", "offload", "database", "disk", "histories",
         "processes", "keys", "devices",
@@ -91,14 +91,14 @@ def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None
         ("/v1/keys", {"notices": ["the root key lies on this controller"]}, "keys", "warning"),
     ],
 )
-def test_what_is_wrong_is_found_and_comes_with_what_to_do(
+def test_each_problem_is_found_with_advice(
     controller: Controller, path: str, change: dict[str, Any], name: str, level: str
 ) -> None:
-    """Each by itself, and nothing else is."""
+    """Each by itself, and no other is reported."""
     controller.answers[path].update(change)
-    seen = found()
+    seen = findings()
     assert seen[name].level == level and seen[name].todo
-    assert [one.name for one in seen.values() if one.level != "good"] == [name]
+    assert [finding.name for finding in seen.values() if finding.level != "good"] == [name]
 
 
 @pytest.mark.parametrize(
@@ -112,41 +112,42 @@ def test_what_is_wrong_is_found_and_comes_with_what_to_do(
         (part("gateway", "bad", "hub-1"), "gateway hub-1", "warning"),
     ],
 )
-def test_a_part_that_is_not_well_is_told_in_the_controllers_words(
+def test_an_unhealthy_component_is_reported_in_the_controllers_words(
     controller: Controller, said: dict[str, str], name: str, level: str
 ) -> None:
-    """As the dashboard and `edgectl fleet` tell it; what only devices depend on is no fault of the controller."""
-    parts = {one["name"]: one for one in controller.answers["/v1/components"]}
+    """As in the dashboard and `edgectl fleet`; a problem that concerns only devices is no fault of the controller."""
+    parts = {part["name"]: part for part in controller.answers["/v1/components"]}
     controller.answers["/v1/components"] = list({**parts, said["name"]: said}.values())
-    seen = found()
+    seen = findings()
     assert seen[name].level == level and (seen[name].said, seen[name].todo) == (said["text"], said["remedy"])
-    assert [one.name for one in seen.values() if one.level != "good"] == [name]
+    assert [finding.name for finding in seen.values() if finding.level != "good"] == [name]
 
 
-def test_what_cannot_be_asked_is_left_out(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a way there is no access, without credentials no way: one finding says what to do first."""
+def test_checks_with_a_failed_precondition_are_skipped(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a connection the access is not checked, without credentials the connection is not: one finding has the
+    first advice."""
     controller.answers["/v1/session"] = UsageError("this token is not known")
-    assert list(found()) == ["credentials", "controller", "access"]
+    assert list(findings()) == ["credentials", "controller", "access"]
     controller.ways["controller"] = bad("controller", "no connection", "is it running?")
-    assert list(found()) == ["credentials", "controller"]
+    assert list(findings()) == ["credentials", "controller"]
 
     def nobody(data: Path) -> Credentials:
         raise UsageError("no controller runs there")
 
     monkeypatch.setattr(doctor.credentials, "from_data_folder", nobody)
-    assert found()["credentials"].level == "bad" and len(found()) == 1
+    assert findings()["credentials"].level == "bad" and len(findings()) == 1
 
 
-def test_credentials_that_end_soon_are_told(controller: Controller) -> None:
-    """Before nobody is let in."""
+def test_expiring_credentials_are_reported(controller: Controller) -> None:
+    """Before they are refused."""
     controller.held = Credentials(
         url="https://hub", operator="ada", token="t", ca_pem="", certificate_pem="", key_pem="", expires=NOW + 86_400
     )
-    assert found()["credentials"].level == "warning"
+    assert findings()["credentials"].level == "warning"
 
 
-def test_its_exit_code_says_whether_something_is_bad(controller: Controller) -> None:
-    """A warning is none."""
+def test_doctor_exits_with_1_only_for_a_bad_finding(controller: Controller) -> None:
+    """A warning leaves it 0."""
     controller.answers["/v1/keys"]["notices"] = ["due"]
     assert CliRunner().invoke(cli, ["doctor"]).exit_code == 0
     controller.answers["/v1/components"] = [part("broker", "bad")]
@@ -154,7 +155,7 @@ def test_its_exit_code_says_whether_something_is_bad(controller: Controller) -> 
     assert done.exit_code == 1 and json.loads(done.output)["healthy"] is False
 
 
-def test_a_controller_tells_what_waits_in_it() -> None:
-    """And where devices are told to go; how its parts are stands elsewhere, once."""
+def test_the_controllers_queues_are_reported() -> None:
+    """And the host that is advertised to devices; the state of its components is listed elsewhere, once."""
     told = ProcessStatus(lambda: {"heavy": 2.0, "broker": 1.0}, {"broker": "hub:8883"}).to_dict()
     assert told["waiting"] == {"heavy": 2.0} and told["addresses"] == {"broker": "hub:8883"}

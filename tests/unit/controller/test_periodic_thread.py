@@ -1,4 +1,4 @@
-"""The thread under every periodic job of the controller: it goes on after a failure, and ends when told."""
+"""The thread of a periodic job: it continues after a failure, and ends when it is stopped."""
 
 from __future__ import annotations
 

@@ -55,31 +55,31 @@ def halves() -> tuple[list[CutSlice], list[frozenset[str]]]:
     layers = [layer.name for layer in model.graph.layers]
     sets = [frozenset(layers[:2]), frozenset(layers[:3])]
     slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
-    names = [one.slice.name for one in slices]
+    names = [slice_.slice.name for slice_ in slices]
     return slices, [frozenset(names[:1]), frozenset(names[:2]), frozenset()]
 
 
-def test_each_cut_is_compiled_beside_its_twins(compiler: Path) -> None:
+def test_each_row_has_a_compiled_slice_beside_its_cpu_slices(compiler: Path) -> None:
     """One compiled slice per row that runs anything on the device: the row's whole half in one file, with the tensors
     that its twins take and give together."""
     model = tflite_models.prepared("quantised")
     slices, rows = halves()
     made = edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows)
 
-    assert [one.compiled.covers for one in made] == [
+    assert [item.compiled.covers for item in made] == [
         (slices[0].slice.name,),
-        tuple(one.slice.name for one in slices[:2]),
+        tuple(slice_.slice.name for slice_ in slices[:2]),
     ]
-    assert [one.cut.slice.kernels for one in made] == ["edgetpu"] * 2
+    assert [item.cut.slice.kernels for item in made] == ["edgetpu"] * 2
     assert made[1].cut.slice.inputs == slices[0].slice.inputs
     assert made[1].cut.slice.outputs == slices[1].slice.outputs
-    assert [one.cut.files["model.tflite"] for one in made] == [(compiler / "compiled").read_bytes()] * 2
+    assert [item.cut.files["model.tflite"] for item in made] == [(compiler / "compiled").read_bytes()] * 2
     given = prepare_model((compiler / "given").read_bytes())
     assert [len(layer.nodes) for layer in given.graph.layers] == [1, 1, 1]
 
 
-def test_a_half_that_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> None:
-    """A compiler that fails, or that puts nothing on the Edge TPU, leaves the twins alone."""
+def test_a_half_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> None:
+    """A compiler that fails, or that puts nothing on the Edge TPU, leaves the CPU slices alone."""
     model = tflite_models.prepared("quantised")
     slices, rows = halves()
     (compiler / "compiled").write_bytes(tflite_models.quantised())
@@ -88,8 +88,9 @@ def test_a_half_that_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> Non
     assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
 
 
-def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the compiler, without it, and for a model that no compiler takes; other devices say nothing of it."""
+def test_the_plan_states_whether_it_was_compiled(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiler, without it, and for a model that no compiler accepts; plans for other devices state
+    nothing."""
     coral = load_profile(CORAL)
     model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
     assert "compiled per cut by edgetpu_compiler" in edgetpu.compilation_note(coral, model.graph, "tflite")
@@ -102,10 +103,10 @@ def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyP
     assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
 
 
-def test_a_model_on_an_idle_edge_tpu_was_planned_as_if_it_ran_there(
+def test_a_model_that_did_not_compile_was_planned_for_the_edge_tpu(
     compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the compiler, or with a model that it does not take, the host's processor runs it and predicts it."""
+    """Without the compiler, or with a model that it refuses, the host's processor runs and predicts it."""
     coral, host = load_profile(CORAL), load_profile("raspberrypi4")
     model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
 
@@ -117,7 +118,7 @@ def test_a_model_on_an_idle_edge_tpu_was_planned_as_if_it_ran_there(
     assert edgetpu.effective_profile(host, model.graph, "tflite") == host
 
 
-def test_a_release_carries_what_was_compiled(compiler: Path) -> None:
+def test_a_release_carries_compiled_slices(compiler: Path) -> None:
     """For a class with an Edge TPU the rows' device halves are compiled; for any other class nothing is."""
     model = tflite_models.prepared("quantised")
     slices, rows = halves()
@@ -139,8 +140,9 @@ def with_compiled(covers: tuple[str, ...]) -> CompiledSlice:
     return CompiledSlice(slice=one, device_class="pi4", covers=covers)
 
 
-def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
-    """Where it is loaded it stands for exactly the slices it covers; a tail, or a device without it, runs the twins."""
+def test_an_agent_runs_the_compiled_slice_in_place_of_cpu_slices() -> None:
+    """A loaded compiled slice replaces exactly the slices it covers; the rest, or a device without it, runs the CPU
+    slices."""
     steps = programs() | {"tpu01": Step("x", "y", lambda x: (x + np.float32(1)) * np.float32(2))}
     release = active(LOCAL, CUT, steps=steps)
     manifest = msgspec.structs.replace(release.manifest, compiled=(with_compiled(("a", "b")),))
@@ -155,8 +157,9 @@ def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
     assert without.order(LOCAL.device) == ["a", "b"]
 
 
-def test_an_edge_tpu_that_is_unplugged_leaves_the_work_to_the_twins() -> None:
-    """The request in which it fails is answered all the same, later ones do not try it again, and it is said."""
+def test_an_unplugged_edge_tpu_falls_back_to_the_cpu_slices() -> None:
+    """The request in which it fails is answered all the same, later ones do not try it again, and the failure is
+    reported."""
     steps = programs() | {"tpu01": Step("x", "y", lambda x: x)}
     steps["tpu01"].error = InferenceFailed("no device")
     release = active(LOCAL, CUT, steps=steps)
@@ -181,8 +184,8 @@ def test_a_manifest_with_compiled_slices_is_checked() -> None:
             decode_manifest(encode_manifest(msgspec.structs.replace(manifest, compiled=(with_compiled(covers),))))
 
 
-def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here there is none, and the refusal says so; the agent goes on with the twins."""
+def test_a_compiled_slice_is_refused_without_an_edge_tpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal gives the reason; the agent uses the CPU slices."""
     model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
     assert model.kernels == "edgetpu"
     (tmp_path / "model.tflite").write_bytes(model.raw)
@@ -196,13 +199,13 @@ def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: p
     ["exit 3", "kill -9 $$", "true", 'head -c 100000 /dev/urandom > "$3/half_edgetpu.tflite"', "yes"],
     ids=["fails", "dies", "writes nothing", "writes garbage", "never ends and talks"],
 )
-def test_a_compiler_that_misbehaves_leaves_the_half_to_the_cpu(compiler: Path, script: str) -> None:
-    """Whatever the compiler does, the plan goes on with the CPU slices."""
+def test_a_misbehaving_compiler_falls_back_to_the_cpu(compiler: Path, script: str) -> None:
+    """Whatever the compiler does, the plan uses the CPU slices."""
     (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\n{script}\n")
     assert edgetpu.compiled_file(tflite_models.quantised(), timeout_s=1.0) is None
 
 
-def test_what_a_hanging_compiler_started_ends_with_it(compiler: Path, tmp_path: Path) -> None:
+def test_subprocesses_of_a_hanging_compiler_are_killed(compiler: Path, tmp_path: Path) -> None:
     """The compiler is a script that waits for another program: both are gone."""
     note = tmp_path / "started"
     (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {note}\nwait\n")

@@ -1,4 +1,4 @@
-"""A row over three tiers: cut, signed, and asked for half by half, at every pair of places where it may be cut."""
+"""A row over three tiers: cut, signed, and executed tier by tier, at every pair of cuts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cut_for(name: str, table: Plan) -> list[CutSlice]:
 def manifest_of(name: str, table: Plan) -> tuple[Manifest, list[CutSlice]]:
     """The release of one table, read back as a device reads it."""
     slices = cut_for(name, table)
-    seconds = {one.slice.name: 0.01 for one in slices}
+    seconds = {slice_.slice.name: 0.01 for slice_ in slices}
     made = tiny.manifest_of(tiny.prepared(name), slices)
     made = msgspec.structs.replace(made, plans={CLASS: to_release_plan(table, slices, seconds)})
     return decode_manifest(encode_manifest(made)), slices
@@ -60,7 +60,7 @@ def pairs(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["chain", "branches", "captured", "state"])
-def test_the_halves_of_every_three_tier_cut_give_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_every_three_tier_cut_equals_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Device part, near half, far half, each given what the row says is sent to it and no more: the whole model's
     answers, bit for bit, for every pair of layers that the parts may end after."""
     model = tiny.prepared(name)
@@ -77,19 +77,20 @@ def test_the_halves_of_every_three_tier_cut_give_the_bits_of_the_whole(name: str
         tiny.write_slices(folder, slices)
         programs = load_slices(manifest, lambda one, at=folder: at / one, OnnxRuntime())
         live = run_slices(programs, row.device, feeds)
-        at_edge = run_slices(programs, gateway_part(row).remote, {one: live[one] for one in row.sends})
+        at_edge = run_slices(programs, gateway_part(row).remote, {name: live[name] for name in row.sends})
         far = remote_half_beyond(row)
-        beyond = run_slices(programs, far.remote, {one: at_edge[one] for one in far.sends})
-        back = {one: at_edge[one] for one in gateway_part(row).receives if one in row.receives}
-        back |= {one: beyond[one] for one in far.receives}
+        beyond = run_slices(programs, far.remote, {name: at_edge[name] for name in far.sends})
+        back = {name: at_edge[name] for name in gateway_part(row).receives if name in row.receives}
+        back |= {name: beyond[name] for name in far.receives}
         assert set(back) == set(row.receives), (device, edge)
         assert tiny.same_bits({**live, **back}, whole), (device, edge)
         assert gateway_slices(manifest) == set(row.remote)
     assert tried
 
 
-def test_the_far_half_has_a_name_that_its_plan_knows() -> None:
-    """`cut-1~1` is what the gateway asks the cloud for; no other number, and nothing of a row without hops."""
+def test_a_gateway_addresses_the_cloud_part_by_name() -> None:
+    """`cut-1~1` is the row that the gateway requests from the cloud; other numbers, and rows without hops, are
+    unknown."""
     manifest, _ = manifest_of("chain", table_of("chain", force_after="stem/Conv", edge_after="conv1"))
     made = manifest.plans[CLASS]
     (row,) = (row for row in made.rows if row.hops)
@@ -103,8 +104,8 @@ def test_the_far_half_has_a_name_that_its_plan_knows() -> None:
         made.row("local~1")
 
 
-def test_a_further_gateway_is_asked_in_the_same_way() -> None:
-    """Halves of halves: with two links beyond the first, each tier's part is told apart."""
+def test_two_chained_gateways_address_their_parts() -> None:
+    """With two links beyond the first, each tier's part has a distinct name."""
     row = Row(
         name="cut-1", device=("a",), remote=("b", "c", "d"), sends=("x",), receives=("z",),
         hops=(
@@ -135,8 +136,8 @@ def _spoilt(manifest: Manifest, **hop: object) -> Manifest:
     return msgspec.structs.replace(manifest, plans={CLASS: msgspec.structs.replace(one, rows=rows)})
 
 
-def test_a_manifest_whose_hops_do_not_hang_together_is_refused() -> None:
-    """Slices beyond a link that never come to it, answers from nowhere, more links than tiers."""
+def test_a_manifest_with_inconsistent_hops_is_refused() -> None:
+    """Slices beyond a link that never reach it, outputs without a source, more links than tiers."""
     manifest, _ = manifest_of("chain", table_of("chain", force_after="stem/Conv", edge_after="conv1"))
     row = manifest.plans[CLASS].rows[0]
     spoilt = {
@@ -156,8 +157,8 @@ def test_a_manifest_whose_hops_do_not_hang_together_is_refused() -> None:
         decode_manifest(encode_manifest(msgspec.structs.replace(manifest, plans={CLASS: private})))
 
 
-def test_the_planners_key_cannot_send_other_tensors_over_the_further_link() -> None:
-    """A recut's hop carries what its far half takes, and brings back answers: anything else is refused."""
+def test_a_recut_hop_may_only_carry_its_own_tensors() -> None:
+    """A recut's hop carries what its remote half reads, and brings back outputs: anything else is refused."""
     manifest, _ = manifest_of("chain", table_of("chain", force_after="stem/Conv", edge_after="conv1"))
     recut = msgspec.structs.replace(manifest, recut_of="a" * 64)
     check_recut(recut, manifest, None)
@@ -170,8 +171,8 @@ def test_the_planners_key_cannot_send_other_tensors_over_the_further_link() -> N
         check_recut(_spoilt(recut, codecs=dict.fromkeys(sends, "int8")), manifest, None)
 
 
-def test_the_gateways_part_can_be_forced_only_behind_the_devices() -> None:
-    """`edge_after` needs `force_after`, a layer's name, and a tier between; then both ends are where they were put."""
+def test_the_gateway_part_can_be_forced_only_after_the_devices() -> None:
+    """`edge_after` needs `force_after`, a layer's name, and a middle tier; then both cuts are where they were put."""
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
     row = table_of("chain", force_after=layers[0], edge_after=layers[2]).rows[0]
     assert (row.layers, row.hops[0].remote) == (tuple(layers[:1]), tuple(layers[3:]))

@@ -34,8 +34,9 @@ def cut(name: str, *sets: frozenset[str]) -> list[CutSlice]:
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
-    """Cut after each layer in turn, and after all of them at once, the chain's outputs are the whole's, bit for bit."""
+def test_every_prefix_cut_equals_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Cut after each layer in turn, and after all of them at once, the chain's outputs equal those of the whole
+    model."""
     model = tiny.prepared(name)
     layers = [layer.name for layer in model.graph.layers]
     feeds = tiny.feeds_of(model)
@@ -49,8 +50,8 @@ def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
-    """Tables of random cuts, not nested in each other, give the whole's bits too."""
+def test_random_closed_sets_equal_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Tables of random cuts, not nested in each other, too."""
     model = tiny.prepared(name)
     feeds = tiny.feeds_of(model, seed=2)
     whole = tiny.run_whole(model.raw, feeds)
@@ -63,8 +64,8 @@ def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_preparing_changes_no_answer(name: str) -> None:
-    """The prepared model answers like the file that was pushed, optimised in the same degree."""
+def test_preparing_changes_no_output(name: str) -> None:
+    """The prepared model gives the outputs of the file that was pushed, optimised in the same degree."""
     model = tiny.prepared(name)
     feeds = tiny.feeds_of(model)
     ours, theirs = tiny.run_whole(model.raw, feeds), tiny.run_whole(tiny.MODELS[name](), feeds, basic=True)
@@ -75,7 +76,7 @@ def test_preparing_changes_no_answer(name: str) -> None:
 
 def test_slices_are_numbered_in_the_order_they_run() -> None:
     """Names say where a slice stands and where it begins."""
-    names = [one.slice.name for one in cut("chain", frozenset({"stem/Conv", "conv1"}))]
+    names = [slice_.slice.name for slice_ in cut("chain", frozenset({"stem/Conv", "conv1"}))]
     assert names == ["s01-stem-conv", "s02-wide"]
 
 
@@ -85,15 +86,15 @@ def test_each_row_is_a_union_of_slices_that_can_run() -> None:
     rng = random.Random(3)
     for _ in range(20):
         sets = [tiny.closed_set(model.graph, rng) for _ in range(4)]
-        slices = [one.slice for one in cut("branches", *sets)]
+        slices = [slice_.slice for slice_ in cut("branches", *sets)]
         for device in sets:
-            here = [one for one in slices if device.issuperset(one.layers)]
-            there = [one for one in slices if device.isdisjoint(one.layers)]
+            here = [slice_ for slice_ in slices if device.issuperset(slice_.layers)]
+            there = [slice_ for slice_ in slices if device.isdisjoint(slice_.layers)]
             assert len(here) + len(there) == len(slices)
             live = set(model.graph.inputs)
-            for one in here + there:
-                assert live.issuperset(tensor.name for tensor in one.inputs)
-                live.update(tensor.name for tensor in one.outputs)
+            for slice_ in here + there:
+                assert live.issuperset(tensor.name for tensor in slice_.inputs)
+                live.update(tensor.name for tensor in slice_.outputs)
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -104,8 +105,8 @@ def jpeg(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def test_camera_frame_gives_the_bits_of_the_whole(tmp_path: Path) -> None:
-    """With an input spec the first slice decodes the JPEG, alone in its slice, and the rest follows bit for bit."""
+def test_a_camera_frame_cut_equals_the_whole_bit_for_bit(tmp_path: Path) -> None:
+    """With an input spec the first slice decodes the JPEG, alone in its slice, and the rest follows."""
     model = tiny.prepared("chain")
     graph, spec = with_input_layer(model, parse_input_spec("image/jpeg 64x48 rgb nchw scale=1/255 mean=0.4 std=0.2"))
     frame = jpeg(64, 48)
@@ -126,7 +127,7 @@ def test_cutting_twice_gives_the_same_bytes() -> None:
     again = prepare_model(tiny.chain())
     half = frozenset({"stem/Conv", "conv1"})
     twice = cut_slices(again, again.graph, atoms(again.graph, [half]), None)
-    assert [one.slice for one in twice] == [one.slice for one in cut("chain", half)]
+    assert [slice_.slice for slice_ in twice] == [slice_.slice for slice_ in cut("chain", half)]
 
 
 def test_new_table_resends_only_graphs() -> None:
@@ -134,11 +135,11 @@ def test_new_table_resends_only_graphs() -> None:
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
     tables = [[frozenset(layers[:count])] for count in range(len(layers) + 1)]
     stored = [
-        {chunk.sha256 for one in cut("chain", *sets) for file in one.slice.files[1:] for chunk in file.chunks}
+        {chunk.sha256 for slice_ in cut("chain", *sets) for file in slice_.slice.files[1:] for chunk in file.chunks}
         for sets in tables
     ]
     assert stored[0]
-    assert all(one == stored[0] for one in stored)
+    assert all(digests == stored[0] for digests in stored)
 
 
 def test_new_weights_change_only_their_chunks() -> None:
@@ -157,10 +158,10 @@ def test_chunks_are_the_files(name: str) -> None:
     """Chunks joined are the files, named by their digests, none too large, and the manifest takes them."""
     slices = cut(name)
     chunks = chunk_bytes(slices)
-    for one in slices:
-        for file in one.slice.files:
+    for slice_ in slices:
+        for file in slice_.slice.files:
             data = b"".join(chunks[chunk.sha256] for chunk in file.chunks)
-            assert data == one.files[file.name]
+            assert data == slice_.files[file.name]
             assert hashlib.sha256(data).hexdigest() == file.sha256
             assert all(0 < chunk.bytes <= LIMITS.chunk_bytes for chunk in file.chunks)
     manifest = tiny.manifest_of(tiny.prepared(name), slices)
@@ -200,8 +201,8 @@ def test_release_plan_names_slices() -> None:
         Row(name="remote", sends=("x",), receives=("y", "seen"), up_bytes=512),
     )
     slices = cut("branches", *(frozenset(row.layers) for row in rows))
-    plan = to_release_plan(table(rows), slices, {one.slice.name: 0.1 for one in slices})
-    names = tuple(one.slice.name for one in slices)
+    plan = to_release_plan(table(rows), slices, {slice_.slice.name: 0.1 for slice_ in slices})
+    names = tuple(slice_.slice.name for slice_ in slices)
     assert [(row.device, row.remote, row.layers) for row in plan.rows] == [
         (names, (), ()),
         (names[:1], names[1:], ()),
@@ -227,9 +228,9 @@ def test_plan_of_another_cut_is_refused(row: Row, reason: str) -> None:
         to_release_plan(table((row,)), slices, {})
 
 
-def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:
-    """Three elements, or four where the input is large, which no trial run shows: the length stays open, and a cut
-    behind it takes either."""
+def test_a_value_dependent_length_crosses_with_its_real_length(tmp_path: Path) -> None:
+    """Three elements, or four where the input is large, which no trial run shows: the length stays open, and a slice
+    behind the cut accepts either."""
     node = helper.make_node
     raw = tiny.build(
         [

@@ -1,4 +1,4 @@
-"""Simulated devices at a real controller: what they emulate."""
+"""Simulated devices at a real controller, and the links that they emulate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class UnusedClient(ControllerClient):
         pass
 
 
-def test_the_link_of_a_real_fleet_is_emulated_and_not_only_claimed(tmp_path: Path) -> None:
+def test_the_link_option_of_a_real_fleet_was_not_emulated(tmp_path: Path) -> None:
     """`edgectl sim --link 3g` once wrote 3g into the claims and let requests travel over the default link."""
     with RealFleet(
         tmp_path, UnusedClient(), devices=1, link="3g", telemetry_schedule=TelemetrySchedule(10.0, 1.0)

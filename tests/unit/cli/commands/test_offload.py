@@ -1,4 +1,5 @@
-"""Credentials for an offload server on another machine: by the installation's own authority, for the names given."""
+"""Credentials for an offload server on another machine: issued by the installation's own authority, for the given
+names."""
 
 from __future__ import annotations
 
@@ -20,18 +21,19 @@ def written(data: Path, out: Path, *words: str) -> Path:
     arguments = ["offload", "credentials", "--out", str(out), "--json", *words]
     done = CliRunner().invoke(cli, ["--data", str(data), *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert [Path(one).name for one in json.loads(done.output)["files"]] == ["ca.pem", "offload.key", "offload.pem"]
+    assert [Path(file).name for file in json.loads(done.output)["files"]] == ["ca.pem", "offload.key", "offload.pem"]
     return out
 
 
-def test_they_are_a_servers_for_these_names_and_its_key_is_secret(tmp_path: Path) -> None:
-    """Of the same authority as the controller's own; a server starts with them; asked for again they are the same."""
+def test_server_credentials_are_valid_for_the_given_names(tmp_path: Path) -> None:
+    """Issued by the controller's own authority, with a private key file; a server starts with them; requested again
+    they are the same."""
     authority = Authority(tmp_path / "data" / "keys")
     out = written(tmp_path / "data", tmp_path / "out", "--host", "offload.example", "--host", "10.0.0.3")
     certificate = x509.load_pem_x509_certificate((out / "offload.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(names.get_values_for_type(x509.DNSName)) == {"offload.example"}
-    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.3"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.3"]
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH]
     assert (out / "ca.pem").read_text() == authority.ca_pem
@@ -41,15 +43,15 @@ def test_they_are_a_servers_for_these_names_and_its_key_is_secret(tmp_path: Path
     assert (again / "offload.pem").read_bytes() == (out / "offload.pem").read_bytes()
 
 
-def test_no_authority_is_made_by_the_way(tmp_path: Path) -> None:
-    """A wrong --data would give credentials that nobody believes."""
+def test_server_credentials_create_no_authority(tmp_path: Path) -> None:
+    """A wrong --data would give credentials that no device trusts."""
     words = ["--data", str(tmp_path), "offload", "credentials", "--host", "h", "--out", str(tmp_path / "out")]
     with pytest.raises(UsageError, match="not a controller's data folder yet"):
         CliRunner().invoke(cli, words, catch_exceptions=False)
     assert not (tmp_path / "keys").exists() and not (tmp_path / "out").exists()
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_server_name_is_refused(tmp_path: Path) -> None:
     """Before anything is written."""
     Authority(tmp_path / "keys")
     words = ["--data", str(tmp_path), "offload", "credentials", "--host", "https://h", "--out", str(tmp_path / "out")]

@@ -70,14 +70,14 @@ def as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         (["--keep-first", "999"], "--keep-first 999: doorbell@1 has 3 layers; --partition device keeps them all"),
     ],
 )
-def test_a_limit_that_names_what_is_not_there_is_told_by_its_option(
+def test_a_limit_with_an_unknown_name_is_reported_by_its_option(
     costs_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     told: str,
 ) -> None:
-    """Not by the planner's word for it."""
+    """Not by the planner's name for the limit."""
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "wifi", *words) == 2
     assert told in capsys.readouterr().err
 
@@ -124,7 +124,7 @@ def test_model_file_is_planned_without_a_controller(
         (["--plot", "picture.txt"], 2, "end it in .svg"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_errors_are_one_line_with_their_exit_code(
     costs_file: Path,
     arguments: list[str],
     code: int,
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Wrong words exit with 2, limits that no cut keeps with 4."""
+    """Usage errors exit with 2, infeasible limits with 4."""
     assert edgectl(monkeypatch, "plan", costs_file, *arguments) == code
     assert words in " ".join(capsys.readouterr().err.split())
 
@@ -145,10 +145,10 @@ def test_a_model_needs_a_device(
     assert "--device PROFILE is needed" in capsys.readouterr().err
 
 
-def test_limits_and_objectives_reach_the_planner(
+def test_limits_and_objectives_are_passed_to_the_planner(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each option as the planner's own words."""
+    """Each option as the planner's argument."""
     found = as_json(
         monkeypatch, capsys, "plan", costs_file, "--link", "lte", "--radio", "none", "--objective",
         "latency=1,energy=0.5", "--memory", "500kB", "--deadline", "900ms", "--energy", "20J", "--fallback", "cold",
@@ -159,7 +159,7 @@ def test_limits_and_objectives_reach_the_planner(
     assert found["objective"] == "1*latency + 0.5*energy"
 
 
-def test_a_trace_is_the_uplink_of_the_first_link(
+def test_a_trace_sets_the_uplink_of_the_first_link(
     costs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Half of the time fast, half slow: p95 is planned for the slow half, the mean for the harmonic mean."""
@@ -177,7 +177,7 @@ KINDS = ([], ["--objective", "energy", "--radio", "wifi"], ["--keep-raw-input"],
 
 
 @pytest.mark.parametrize("ending", [".svg", ".png"])
-def test_the_picture_is_drawn_for_every_kind_of_plan(
+def test_every_kind_of_plan_is_plotted(
     costs_file: Path, ending: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Latency, energy, a limit that forbids a candidate, and a forced cut; the same plan gives the same bytes."""
@@ -192,7 +192,7 @@ def test_the_picture_is_drawn_for_every_kind_of_plan(
     assert again.read_bytes() == (costs_file.parent / f"plan-0{ending}").read_bytes()
 
 
-def test_labels_and_colours_tell_cuts_apart() -> None:
+def test_plot_labels_and_colours_distinguish_cuts() -> None:
     """Pure modes by name, long layer names by their end; no two cuts inside share a colour."""
     inside = [Row(name=f"cut-{after}", split_after=after, remote=("z",)) for after in "ab"]
     rows = [Row(name="remote", remote=("z",)), *inside, Row(name="local")]
@@ -203,7 +203,7 @@ def test_labels_and_colours_tell_cuts_apart() -> None:
     assert long.startswith("after …") and long.endswith("block/conv") and len(long) < 40
 
 
-def test_links_join_neighbours_and_the_first_has_the_radio() -> None:
+def test_links_connect_adjacent_tiers_and_the_first_has_the_radio() -> None:
     """--link reaches the cloud, each tier's own link reaches the tier; the radio is that of the link's name."""
     wifi, lte = parse_link("wifi"), parse_link("lte/2")
     found = plan_links(("device", "edge", "cloud"), wifi, [("edge", "", lte)])
@@ -212,7 +212,9 @@ def test_links_join_neighbours_and_the_first_has_the_radio() -> None:
     assert plan_links(("device", "cloud"), parse_link("8mbit/40ms"))["device-cloud"].name == "8mbit/40ms"
 
 
-def test_check_of_a_file(model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_every_boundary_of_a_file(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every boundary by name, the reason where there is none, exit code 0; as JSON with a verdict for scripts."""
     assert edgectl(monkeypatch, "check", model_file) == 0
     text = capsys.readouterr().out
@@ -221,10 +223,10 @@ def test_check_of_a_file(model_file: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert found["is_safe"] and found["cuts"][1]["split_after"] == "input"
 
 
-def test_check_takes_the_cuts_of_a_plan(
+def test_check_accepts_the_cuts_of_a_plan(
     model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan's JSON is read, and its rows tried; what is no plan is refused."""
+    """The plan's JSON is read, and its rows are checked; any other JSON is refused."""
     made = as_json(monkeypatch, capsys, "plan", model_file, "--device", "raspberrypi4")
     plan_file = model_file.parent / "plan.json"
     plan_file.write_text(json.dumps(made))
@@ -233,16 +235,16 @@ def test_check_takes_the_cuts_of_a_plan(
     assert edgectl(monkeypatch, "check", model_file, "--plan", plan_file) == 2
 
 
-def test_check_of_what_is_no_model_exits_as_refused(
+def test_check_of_an_invalid_model_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Code 3, and what the file is instead."""
+    """The message names the detected type of the file."""
     (tmp_path / "odd.onnx").write_bytes(b"\x80\x04pickle")
     assert edgectl(monkeypatch, "check", tmp_path / "odd.onnx") == 3
     assert "pickle" in capsys.readouterr().err
 
 
-class Registered:
+class OneModelController:
     """A controller that has one model."""
 
     asked: dict[str, Any]
@@ -260,21 +262,21 @@ class Registered:
         return tiny.chain()
 
 
-def test_a_registered_model_is_checked_as_it_was_pushed(
+def test_a_registered_model_is_checked_with_its_stored_spec(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its file, its input spec and its bindings come from the controller; they cannot be given again."""
-    monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: Registered())
+    monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: OneModelController())
     found = as_json(monkeypatch, capsys, "check", "door")
     assert found["model"] == "door@3" and found["cuts"][0]["sends"] == ["frame"] and found["is_safe"]
     assert edgectl(monkeypatch, "check", "door", "--bind", "batch=1") == 2
 
 
-def test_a_registered_model_is_planned_from_the_controllers_costs(
+def test_a_registered_model_is_planned_with_the_controllers_costs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Device profile and lossy codecs are asked for where they are needed; what is for files is refused."""
-    controller = Registered()
+    """Device profile and lossy codecs are requested where they are needed; options for model files are refused."""
+    controller = OneModelController()
     monkeypatch.setattr("edgesplit_cli.commands.plan.connect", lambda data: controller)
     found = as_json(monkeypatch, capsys, "plan", "door", "--device", "raspberrypi4", "--allow-loss", "1%")
     assert found["model"] == "doorbell@1"
@@ -282,14 +284,14 @@ def test_a_registered_model_is_planned_from_the_controllers_costs(
     assert edgectl(monkeypatch, "plan", "door", "--device", "raspberrypi4", "--bind", "batch=1") == 2
 
 
-def test_a_profile_of_ones_own_was_unknown_to_the_controller(
+def test_a_local_device_profile_was_unknown_to_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that the controller does not have: its measurements, our predictions."""
+    """A profile file that the controller does not have: its measurements are combined with local predictions."""
     text = resources.files(PROFILE_PACKAGE).joinpath("jetson-nano.yaml").read_text("utf-8")
     (tmp_path / "mine.yaml").write_text(text.replace("name: jetson-nano", "name: mine"))
 
-    class WithCosts(Registered):
+    class WithCosts(OneModelController):
         def get(self, path: str, **query: Any) -> Any:
             shown = super().get(path, **query)
             if not path.endswith("/costs"):
@@ -316,15 +318,15 @@ def test_a_profile_of_ones_own_was_unknown_to_the_controller(
 @pytest.mark.parametrize(
     "arrays", [{"x": np.zeros((1, 2), np.float32)}, {"y": np.zeros(1, np.float32)}, {"x": np.zeros(1, object)}]
 )
-def test_the_runtime_blamed_the_model_for_a_sample(
+def test_an_invalid_sample_was_reported_as_a_model_error(
     arrays: dict[str, Any],
     tmp_path: Path,
     model_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Another shape, another name, or objects: the sample is told, and nothing is measured. An allowance for loss wants
-    two samples."""
+    """Another shape, another name, or objects: the sample is reported, and nothing is measured. An allowance for loss
+    needs two samples."""
     np.savez(tmp_path / "one.npz", **arrays)
     options = ("plan", model_file, "--device", "raspberrypi4")
     assert edgectl(monkeypatch, *options, "--samples", tmp_path / "one.npz") == 2
@@ -352,14 +354,14 @@ def test_the_runtime_blamed_the_model_for_a_sample(
         (["--plot", "x.jpg"], "end it in .svg, .png, .pdf"),
     ],
 )
-def test_a_slip_of_the_pen_is_one_line_and_exit_code_2(
+def test_a_mistyped_option_is_one_line_and_exit_code_2(
     arguments: list[str],
     told: str,
     costs_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What was typed wrong is told in one line, before anything is measured or printed; nothing is silently dropped."""
+    """Reported before anything is measured or printed; nothing is silently dropped."""
     assert edgectl(monkeypatch, "plan", costs_file, *arguments) == 2
     printed = capsys.readouterr()
     assert told in printed.err
@@ -368,7 +370,7 @@ def test_a_slip_of_the_pen_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
-def test_the_profile_that_a_costs_file_names_may_be_said_again(
+def test_a_device_option_equal_to_the_costs_file_is_accepted(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--device is refused only where it contradicts."""
@@ -379,10 +381,10 @@ def test_the_profile_that_a_costs_file_names_may_be_said_again(
     assert "holds the device's figures, those of raspberrypi4" in capsys.readouterr().err
 
 
-def test_limits_that_conflict_are_named_by_their_options(
+def test_conflicting_limits_are_named_by_their_options(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what would do is written so that it can be typed."""
+    """The suggested alternatives can be typed as printed."""
     assert edgectl(monkeypatch, "plan", costs_file, "--deadline", "1ms") == 4
     told = capsys.readouterr().err
     least = re.search(r"no cut keeps --deadline 1ms\..* --deadline ([0-9.]+ms)$", told)
@@ -391,17 +393,17 @@ def test_limits_that_conflict_are_named_by_their_options(
 
 
 @pytest.mark.parametrize("typed", [["--deadline", "0.1s"], ["--deadline=0.1s"], ["--deadline", "100000us"]])
-def test_a_limit_is_told_as_it_was_typed(typed: list[str]) -> None:
-    """What else would do is told in a unit that fits it; another figure is nobody's spelling."""
+def test_a_limit_is_printed_as_it_was_typed(typed: list[str]) -> None:
+    """Suggested alternatives have a unit that fits them."""
     assert typed_value("--deadline", DURATION, 0.1, ["plan", *typed, "--json"]) == typed[-1].removeprefix("--deadline=")
     assert typed_value("--deadline", DURATION, 0.2, ["plan", *typed]) == ""
     assert typed_value("--memory", SIZE, 0.1, ["plan", *typed]) == ""
 
 
-def test_a_missing_comma_is_found_by_its_line(
+def test_a_json_error_names_its_file_and_line(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A costs file that is no JSON: which file, which line."""
+    """In a costs file that is no valid JSON."""
     costs_file.write_text('{"format": "edgesplit.costs/1",\n "model": "m"\n "tiers": []}')
     assert edgectl(monkeypatch, "plan", costs_file) == 2
     told = capsys.readouterr().err
@@ -409,10 +411,10 @@ def test_a_missing_comma_is_found_by_its_line(
     assert "(line 3, column 2)" in told
 
 
-def test_a_picture_given_for_a_model_is_called_a_picture(
+def test_a_picture_given_as_a_model_is_reported_as_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not a damaged ONNX file."""
+    """Not as a damaged ONNX file."""
     file = tmp_path / "frame.tflite"
     file.write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
     assert edgectl(monkeypatch, "plan", file, "--device", "raspberrypi4") == 3
@@ -431,25 +433,25 @@ def test_tables_fit_80_columns(
 
 
 @pytest.mark.parametrize(("objective", "words"), [("energy", "J"), ("throughput", "answers per second")])
-def test_what_is_least_is_told_with_its_unit(
+def test_the_minimised_value_is_printed_with_its_unit(
     objective: str, words: str, costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Joules, or milliseconds of the slowest stage and how many answers that makes."""
+    """Joules, or milliseconds of the slowest stage with the resulting rate."""
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--objective", objective) == 0
     assert words in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("best:"))
 
 
-def test_a_picture_says_where_its_times_come_from(
+def test_a_plot_states_the_basis_of_its_times(
     costs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Predicted times are called that in the picture itself; the switch point is that of the table."""
+    """Predicted times are labelled as such in the plot itself; the switch point is that of the table."""
     file = tmp_path / "plan.svg"
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--plot", file) == 0
     drawn = file.read_text("utf-8")
     assert "device times predicted" in drawn
 
 
-def test_cuts_that_end_with_the_same_layer_are_told_apart() -> None:
+def test_cuts_that_end_with_the_same_layer_get_distinct_labels() -> None:
     """By their numbers of layers; a long name keeps whole parts of its path."""
     same = [{"name": "cut-1", "split_after": "out", "layers": 3}, {"name": "cut-2", "split_after": "out", "layers": 5}]
     assert labels(same) == ["after out (3 layers)", "after out (5 layers)"]
@@ -458,7 +460,9 @@ def test_cuts_that_end_with_the_same_layer_are_told_apart() -> None:
 
 @pytest.mark.parametrize("name", ["some.npz", "some.npy"])
 @pytest.mark.parametrize("content", [b"hello", b"", None])
-def test_arrays_that_are_none_do_not_end_in_a_traceback(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_invalid_sample_arrays_are_refused_without_a_traceback(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
     """Python objects in an array, text, nothing: the file is named, nothing is unpickled."""
     file = tmp_path / name
     if content is not None:
@@ -484,25 +488,25 @@ def test_a_second_demo_on_one_folder_is_refused(
 def test_a_label_without_a_value_is_refused(
     label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No `--to KEY=VALUE` would ever find it."""
+    """`--to KEY=VALUE` could never select it."""
     arguments = ["device", "claim", "cam", "--profile", "raspberrypi4", "--label", label]
     assert edgectl(monkeypatch, "--data", tmp_path, *arguments) == 2
     assert "KEY=VALUE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("deadline", ["nan", "0", "-1", "1e9"])
-def test_a_deadline_that_is_none_is_refused(
+def test_an_invalid_deadline_is_refused(
     deadline: str, costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is asked."""
+    """Before any request."""
     assert edgectl(monkeypatch, "infer", "m", costs_file, "--deadline", deadline) == 2
     assert "--deadline" in capsys.readouterr().err
 
 
-def test_gain_is_not_told_against_what_a_limit_forbids(
+def test_gain_is_not_relative_to_a_forbidden_mode(
     costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All-remote may be faster and not allowed: then the gain is that over all-local, and says so."""
+    """All-remote may be faster and not allowed: then the gain is that over all-local, and is labelled so."""
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--keep-raw-input") == 0
     text = capsys.readouterr().out
     assert "x all-local (all-remote is forbidden)" in " ".join(text.split())
@@ -511,7 +515,7 @@ def test_gain_is_not_told_against_what_a_limit_forbids(
     assert "the better of all-local and all-remote" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_cut_says_how_its_tensors_travel() -> None:
+def test_a_cut_is_printed_with_its_codecs() -> None:
     """By codec, and compressed or not: cuts after one layer differ by nothing else."""
     row = {"name": "cut-1", "split_after": "conv", "codecs": {"t": "int8", "u": "raw"}, "compress": True}
     assert label(row) == "after conv int8 +zstd"
@@ -519,12 +523,12 @@ def test_a_cut_says_how_its_tensors_travel() -> None:
 
 
 @pytest.mark.parametrize("name", ["a[/]b[red]", "$\\alpha_{2$ & <b>", "[bold]"])
-def test_names_are_printed_and_drawn_as_they_are(
+def test_names_with_markup_are_printed_literally(
     name: str, costs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Brackets are no style and dollars no formula: a layer or model may be called anything."""
+    """Brackets are no style and dollars no formula: a layer or model may have any name."""
     costs = chain_costs()
-    layers = tuple(msgspec.structs.replace(one, name=f"{one.name}{name}") for one in costs.layers)
+    layers = tuple(msgspec.structs.replace(layer, name=f"{layer.name}{name}") for layer in costs.layers)
     costs_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, layers=layers, model=name)))
     plot = tmp_path / "plan.svg"
     assert edgectl(monkeypatch, "plan", costs_file, "--link", "lte", "--explain", "--plot", plot) == 0
@@ -544,25 +548,25 @@ def test_names_are_printed_and_drawn_as_they_are(
         ["plan", "COSTS", "--plot", "/proc/plan.svg"],
     ],
 )
-def test_what_cannot_be_written_is_told_before_the_work(
+def test_an_unwritable_output_is_refused_before_the_work(
     arguments: list[str], costs_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A claim that could not be kept would be lost, minutes of measuring for nothing."""
+    """A claim that cannot be written would be lost, as would minutes of measuring."""
     words = [str(costs_file) if word == "COSTS" else word for word in arguments]
     assert edgectl(monkeypatch, "--data", costs_file.parent, *words) == 2
     assert "cannot write " in capsys.readouterr().err
 
 
-def test_loss_is_not_silently_left_out_where_nothing_measures_it(
+def test_a_loss_allowance_without_samples_is_refused(
     model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--allow-loss of a model file without samples would plan as if it had not been given."""
+    """--allow-loss of a model file without samples would have no effect."""
     assert edgectl(monkeypatch, "plan", model_file, "--device", "raspberrypi4", "--allow-loss", "1%") == 2
     assert "--allow-loss needs --samples" in capsys.readouterr().err
 
 
-def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A new file is not made, an old one not changed."""
+def test_checking_an_output_path_leaves_no_file(tmp_path: Path) -> None:
+    """No file is created, an existing one is not changed."""
     check_writable(tmp_path / "new.svg")
     assert not (tmp_path / "new.svg").exists()
     (tmp_path / "old.svg").write_text("old")
@@ -570,13 +574,13 @@ def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "old.svg").read_text() == "old"
 
 
-def test_cuts_of_three_tiers_say_where_the_rest_runs() -> None:
+def test_three_tier_cuts_name_the_tiers_of_the_rest() -> None:
     """The same layers on the device, and the others on the edge, in the cloud, or on both."""
     tiers = ("device", "edge", "cloud")
     edge = {"name": "cut-1", "split_after": "conv", "remote_layers": 3}
     both = edge | {"hops": [{"remote": ["head"]}]}
     cloud = edge | {"hops": [{"remote": ["a", "b", "head"]}]}
-    assert [label(one, tiers) for one in (edge, both, cloud)] == [
+    assert [label(row, tiers) for row in (edge, both, cloud)] == [
         "after conv, rest on edge",
         "after conv, rest on edge and cloud",
         "after conv, rest on cloud",

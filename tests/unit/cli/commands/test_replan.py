@@ -1,4 +1,4 @@
-"""What operators type about plans that grow old, and what they are shown."""
+"""The commands for drift, proposals and replanning policies, and their output."""
 
 from __future__ import annotations
 
@@ -76,28 +76,28 @@ def typed(*words: str) -> str:
     return done.output
 
 
-def test_drift_is_shown_beside_what_was_assumed(controller: Controller) -> None:
-    """With factors, units, whose devices these are, and what it asks for."""
+def test_drift_is_shown_beside_the_planned_values(controller: Controller) -> None:
+    """With factors, units, the kind of devices, and the proposed change."""
     said = typed("model", "drift", "digits")
     assert controller.asked == [("/v1/drift", {"model": "digits"})]
-    for told in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
-        assert told in said, said
+    for text in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
+        assert text in said, said
     typed("model", "drift", "--look")
     assert ("/v1/drift/inspect", {}) in controller.asked
 
 
-def test_proposals_say_what_they_predict_of_whom(controller: Controller) -> None:
-    """And are accepted or dismissed by their number."""
+def test_proposals_are_listed_with_prediction_and_devices(controller: Controller) -> None:
+    """They are accepted or dismissed by their number."""
     said = typed("rollout", "proposals")
     assert controller.asked[0] == ("/v1/proposals", {"open": "true"})
-    for told in ("7  open", "2 raspberrypi4 of group roof", "predicted (emulated devices)", "100.0 ms", "after conv"):
-        assert told in said, said
+    for text in ("7  open", "2 raspberrypi4 of group roof", "predicted (emulated devices)", "100.0 ms", "after conv"):
+        assert text in said, said
     assert "abababababababab" in typed("rollout", "accept", "7") and "dismissed" in typed("rollout", "dismiss", "7")
     assert [path for path, _ in controller.asked[1:]] == ["/v1/proposals/7/accept", "/v1/proposals/7/dismiss"]
 
 
-def test_a_policy_is_changed_by_what_is_given_and_shown(controller: Controller) -> None:
-    """Nothing else is sent; without anything to change it is only read; `all` is every model."""
+def test_policy_options_change_only_the_given_fields(controller: Controller) -> None:
+    """Without an option the policy is only printed; `all` is every model."""
     words = ("auto", "--group", "roof", "--devices", "2", "--gain", "15%", "--observe", "2h", "--cool-down", "1d")
     said = typed("model", "replan-policy", "digits", *words)
     assert controller.asked[0] == (
@@ -115,8 +115,8 @@ def test_a_policy_is_changed_by_what_is_given_and_shown(controller: Controller) 
 
 
 @pytest.mark.parametrize("words", [("--gain", "300%"), ("--observe", "soon"), ("perhaps",), ("--devices", "0")])
-def test_what_is_no_policy_is_not_sent(words: tuple[str, ...], controller: Controller) -> None:
-    """The command line says so by itself."""
+def test_an_invalid_policy_is_not_sent(words: tuple[str, ...], controller: Controller) -> None:
+    """The command line refuses it by itself."""
     done = CliRunner().invoke(cli, ["model", "replan-policy", "digits", *words], obj=Path("nowhere"))
     assert done.exit_code == 2 and not controller.asked
 
@@ -125,10 +125,10 @@ def test_what_is_no_policy_is_not_sent(words: tuple[str, ...], controller: Contr
     ("targets", "groups"),
     [(["all"], [[]]), (["group=roof", "group=hall"], [["roof", "hall"]]), (["group=roof", "cam-1"], [["roof"], []])],
 )
-def test_deploy_keeps_a_policy_for_the_groups_it_names(
+def test_deploy_stores_a_policy_for_its_target_groups(
     targets: list[str], groups: list[list[str]], controller: Controller
 ) -> None:
-    """Or for every device, where it names anything else."""
+    """For every device where the target is anything else."""
     set_policy(controller, "digits", targets, "auto")  # type: ignore[arg-type]
     assert [body["groups"] for _, body in controller.asked] == groups
     assert {body["mode"] for _, body in controller.asked} == {"auto"}

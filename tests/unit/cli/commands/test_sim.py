@@ -1,4 +1,4 @@
-"""`edgectl sim`: what it says, what it refuses, and that nothing is left behind."""
+"""`edgectl sim`: its output, its refusals, and that it leaves no files behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _sim(*words: str) -> tuple[int, str, BaseException | None]:
     return done.exit_code, done.stdout, done.exception
 
 
-def test_an_hour_of_faults_as_json(tmp_path: Path) -> None:
-    """In virtual time nothing is needed but the command; every figure says that it is simulated."""
+def test_a_simulated_hour_of_faults_is_reported_as_json(tmp_path: Path) -> None:
+    """Virtual time needs no controller; every figure is marked as simulated."""
     faults = tmp_path / "faults.yaml"
     faults.write_text(
         "format: edgesplit.faults/1\nfaults:\n  - {what: power cut, rate: 2/h, for: 10s-60s}\n"
@@ -36,8 +36,8 @@ def test_an_hour_of_faults_as_json(tmp_path: Path) -> None:
     assert sum(said["requests"].values()) == said["asked"] > 0
 
 
-def test_the_end_for_people(tmp_path: Path) -> None:
-    """Who is there, what runs, and each promise with what was found."""
+def test_the_simulation_summary_is_readable(tmp_path: Path) -> None:
+    """Devices, releases, and each invariant with its findings."""
     code, out, _ = _sim("--virtual", "--devices", "3", "--for", "5m", "--profile", "raspberrypi4=50%,jetson-nano")
 
     assert code == 0
@@ -56,7 +56,7 @@ def test_the_end_for_people(tmp_path: Path) -> None:
         (("--devices", "0"), "0 is not in the range"),
     ],
 )
-def test_what_is_refused(words: tuple[str, ...], says: str) -> None:
+def test_invalid_simulation_options_are_refused(words: tuple[str, ...], says: str) -> None:
     """Before anything begins."""
     done = CliRunner().invoke(cli, ["sim", "--virtual", *words])
 
@@ -65,8 +65,8 @@ def test_what_is_refused(words: tuple[str, ...], says: str) -> None:
     assert isinstance(done.exception, EdgeError | SystemExit)
 
 
-def test_a_controller_is_not_ours_to_kill(tmp_path: Path) -> None:
-    """At a real controller only devices go wrong."""
+def test_controller_faults_are_refused_for_a_real_controller(tmp_path: Path) -> None:
+    """With a real controller only devices have faults."""
     from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults
     from edgesplit_simulation.run import run_real
 

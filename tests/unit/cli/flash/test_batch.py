@@ -1,4 +1,4 @@
-"""`edgectl flash --batch`: many cards, a name and a claim for each, and no card twice."""
+"""`edgectl flash --batch`: many cards, a name and a claim for each, and no card written twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Controller:
         raise NotFound("no such device")
 
 
-class Bench:
+class FlashBatchCommand:
     """Types `edgectl flash` with an image of Trixie."""
 
     def __init__(self, folder: Path, controller: Controller) -> None:
@@ -66,12 +66,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlashBatchCommand:
     needs_card_tools()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Controller()
     monkeypatch.setattr("edgesplit_cli.commands.flash.connect", lambda data: made)
-    return Bench(tmp_path, made)
+    return FlashBatchCommand(tmp_path, made)
 
 
 def claim_on(card: Path) -> dict[str, Any]:
@@ -79,16 +79,17 @@ def claim_on(card: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_batch_gives_each_card_a_name_and_a_claim_and_goes_on_where_it_was(bench: Bench) -> None:
-    """What the journal says is done is not written again; a second call finds nothing to do."""
+def test_a_batch_resumes_after_the_cards_in_its_journal(bench: FlashBatchCommand) -> None:
+    """Each card gets a name and a claim; a card that the journal lists as done is not written again; a second call
+    finds nothing to do."""
     table = bench.table("cams.csv", "hall-1,halls,room=a;floor=1", "hall-2,halls,", "hall-3,,")
     (bench.folder / "cams.csv.journal").write_text('{"hostname": "hall-2"}\n{"hostname": "hal')
 
     told = json.loads(bench.flash("--batch", str(table), "--to", str(bench.folder / "{hostname}.img"), "--json").stdout)
 
-    assert [one["device"] for one in told] == ["hall-1", "hall-3"]
+    assert [card["device"] for card in told] == ["hall-1", "hall-3"]
     claims = [claim_on(bench.folder / f"{name}.img") for name in ("hall-1", "hall-3")]
-    assert [one["device"] for one in claims] == ["hall-1", "hall-3"] and claims[0]["token"] != claims[1]["token"]
+    assert [claim["device"] for claim in claims] == ["hall-1", "hall-3"] and claims[0]["token"] != claims[1]["token"]
     assert not (bench.folder / "hall-2.img").exists()
     assert bench.controller.asked[0]["group"] == "halls"
     assert bench.controller.asked[0]["labels"] == {"room": "a", "floor": "1"}
@@ -96,10 +97,10 @@ def test_a_batch_gives_each_card_a_name_and_a_claim_and_goes_on_where_it_was(ben
     assert "has its card" in again.stdout
 
 
-def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_with_one_reader_refuses_a_card_already_written(
+    bench: FlashBatchCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second card is the first, put in again: it is refused, and asked for anew until another is there."""
+    """The second card is the first, inserted again: it is refused, and the prompt repeats until another is inserted."""
     machine = Machine(bench.folder / "machine")
     node = machine.disk("sdb", 48 * MIB)
     monkeypatch.setattr(session, "resolve_target", functools.partial(resolve_target, root=machine.root))
@@ -130,8 +131,8 @@ def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done
     assert claim_on(first)["device"] == "door-1" and claim_on(node)["device"] == "door-2"
 
 
-def test_a_batch_whose_card_fails_goes_on_with_that_card(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card that is pulled out is in no journal, has no table, and its device gets another."""
+def test_a_failed_card_is_repeated_by_the_next_batch(bench: FlashBatchCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that was pulled out is in no journal, has no partition table, and its device gets another."""
     table, write = bench.table("fails.csv", "gate-1,,", "gate-2,,"), cards.write
 
     def pulled_out(image: Any, medium: Any, files: Any, *rest: Any) -> None:
@@ -147,4 +148,4 @@ def test_a_batch_whose_card_fails_goes_on_with_that_card(bench: Bench, monkeypat
     assert (bench.folder / "gate-2.img").read_bytes()[:512] == bytes(512)
 
     told = json.loads(bench.flash("--batch", str(table), "--to", to, "--json").stdout)
-    assert [one["device"] for one in told] == ["gate-2"]
+    assert [card["device"] for card in told] == ["gate-2"]

@@ -1,4 +1,4 @@
-"""`edgectl flash`, typed: images of every kind onto files, every byte looked at afterwards."""
+"""The `edgectl flash` command: images of every kind written onto files and compared byte by byte."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, images: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path: Path, images: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> FlashCommand:
     """Where things are typed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return Bench(tmp_path, images)
+    return FlashCommand(tmp_path, images)
 
 
-class Bench:
+class FlashCommand:
     """A folder with a claim, a public key and a passphrase, and the command."""
 
     def __init__(self, folder: Path, images: dict[str, Path]) -> None:
@@ -85,7 +85,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_image_is_flashed_and_every_file_is_right(bench: Bench, kind: str) -> None:
+def test_every_image_format_is_flashed_completely(bench: FlashCommand, kind: str) -> None:
     """The image byte by byte outside the boot partition; in it the kit, the claim, the first boot; fsck clean."""
     assert bench.flash(kind).exit_code == 0
 
@@ -112,7 +112,7 @@ def test_every_kind_of_image_is_flashed_and_every_file_is_right(bench: Bench, ki
 
 
 @pytest.mark.parametrize("packed", ["xz", "named"])
-def test_a_packed_image_with_its_digest_beside_is_believed(bench: Bench, packed: str) -> None:
+def test_a_compressed_image_is_verified_by_its_digest_file(bench: FlashCommand, packed: str) -> None:
     """Unpacked where it is needed, and nothing of it stays in the cache."""
     image = bench.folder / f"system.img{'.xz' if packed == 'xz' else ''}"
     image.write_bytes(lzma.compress(bench.images["trixie"].read_bytes(), preset=0))
@@ -128,23 +128,23 @@ def test_a_packed_image_with_its_digest_beside_is_believed(bench: Bench, packed:
     assert not list((bench.folder / "cache/edgesplit/unpacked").iterdir())
 
 
-def test_an_image_that_nobody_checked_is_said_loudly_and_asked_about(bench: Bench) -> None:
-    """No is no: nothing is written."""
+def test_an_unverified_image_needs_confirmation(bench: FlashCommand) -> None:
+    """With the answer no, nothing is written."""
     result = bench.flash("trixie", input="n\n")
     assert result.exit_code == 1 and "THE IMAGE IS NOT VERIFIED" in result.stderr
     assert not bench.card.exists()
 
 
-def test_an_image_that_is_another_is_refused_before_the_card_is_touched(bench: Bench) -> None:
-    """Its digest is not the one that was given."""
+def test_an_image_with_a_wrong_digest_is_refused_before_writing(bench: FlashCommand) -> None:
+    """The digest differs from the given one."""
     bench.card.write_bytes(bytes(4_096))
     with pytest.raises(TrustError, match="Download it again"):
         bench.flash("trixie", "--sha256", "0" * 64)
     assert bench.card.read_bytes() == bytes(4_096)
 
 
-def test_a_name_that_means_something_to_other_programs_is_a_name(bench: Bench) -> None:
-    """mtools takes @@ and debugfs ?offset= out of a path; neither sees ours."""
+def test_an_image_path_with_special_characters_is_passed_literally(bench: FlashCommand) -> None:
+    """mtools interprets @@ and debugfs ?offset= in a path; neither receives the original."""
     image = bench.folder / "trixie@@1?offset=2 $(x).img"
     image.write_bytes(bench.images["trixie"].read_bytes())
     bench.card = bench.folder / "card@@2.img"
@@ -154,7 +154,7 @@ def test_a_name_that_means_something_to_other_programs_is_a_name(bench: Bench) -
     assert bench.card.read_bytes()[:512] == image.read_bytes()[:512]
 
 
-def test_names_on_the_boot_partition_count_whatever_their_case(bench: Bench) -> None:
+def test_boot_partition_names_are_case_insensitive(bench: FlashCommand) -> None:
     """CMDLINE.TXT and USER-DATA are replaced, not joined by a second."""
     upper = {name.upper(): content for name, content in TRIXIE.boot.items()}
     image = make_image(bench.folder / "upper.img", dataclasses.replace(TRIXIE, boot=upper))
@@ -177,16 +177,16 @@ def test_names_on_the_boot_partition_count_whatever_their_case(bench: Bench) -> 
         (Kind({**PI_FILES, "cmdline.txt": "a\nb\n"}, "ID=debian\n", programs=BOOKWORM.programs), "2 lines"),
     ],
 )
-def test_an_image_that_cannot_be_configured_costs_no_card(bench: Bench, kind: Kind, why: str) -> None:
-    """What was found is said; the target is as it was."""
+def test_an_unsupported_image_leaves_the_card_unchanged(bench: FlashCommand, kind: Kind, why: str) -> None:
+    """The message has what was detected."""
     image = make_image(bench.folder / "odd.img", kind)
     with pytest.raises(UsageError, match=why):
         bench.flash("bookworm", image=image)
     assert not bench.card.exists()
 
 
-def test_an_image_that_is_cut_short_costs_no_card(bench: Bench) -> None:
-    """Its partitions reach further than it does; or it is no image at all."""
+def test_a_truncated_image_leaves_the_card_unchanged(bench: FlashCommand) -> None:
+    """Its partitions reach beyond its end; or it is no image at all."""
     image = bench.folder / "short.img"
     image.write_bytes(bench.images["trixie"].read_bytes()[: 12 * MIB])
     with pytest.raises(UsageError, match="is truncated"):
@@ -197,14 +197,14 @@ def test_an_image_that_is_cut_short_costs_no_card(bench: Bench) -> None:
     assert not bench.card.exists()
 
 
-def test_a_boot_partition_without_room_for_the_kit_costs_no_card(bench: Bench) -> None:
-    """It is looked at before anything is written."""
+def test_a_full_boot_partition_leaves_the_card_unchanged(bench: FlashCommand) -> None:
+    """Its free space is checked before anything is written."""
     kit = make_kit(bench.folder / "kit", "3.13")
     (kit / "wheels.tar").write_bytes(bytes(40 * MIB))
     from edgesplit_provisioning.kit.manifest import decode, encode, list_files
 
     described = decode((kit / "kit.json").read_bytes())
-    files = list_files({one.name: one for one in kit.iterdir() if one.name != "kit.json"})
+    files = list_files({path.name: path for path in kit.iterdir() if path.name != "kit.json"})
     import msgspec
 
     (kit / "kit.json").write_bytes(encode(msgspec.structs.replace(described, files=files)))
@@ -213,22 +213,22 @@ def test_a_boot_partition_without_room_for_the_kit_costs_no_card(bench: Bench) -
     assert not bench.card.exists()
 
 
-def test_a_kit_for_another_python_is_refused(bench: Bench) -> None:
-    """It would fail on the device, where nobody sees it."""
+def test_a_kit_for_another_python_is_refused(bench: FlashCommand) -> None:
+    """It would fail on the device, unnoticed."""
     with pytest.raises(UsageError, match=r"for 3\.11, and the image has 3\.13"):
         bench.flash("trixie", "--kit", str(bench.images["bookworm"].with_name("kit-bookworm")))
 
 
-def test_a_kit_that_is_spoilt_is_refused(bench: Bench) -> None:
-    """Its own digests say so."""
+def test_a_corrupt_kit_is_refused(bench: FlashCommand) -> None:
+    """By its own digests."""
     kit = make_kit(bench.folder / "kit", "3.13")
     (kit / "wheels.tar").write_bytes(b"x")
     with pytest.raises(MalformedMessage):
         bench.flash("trixie", "--kit", str(kit))
 
 
-def test_a_dry_run_says_what_would_be_written_and_writes_nothing(bench: Bench) -> None:
-    """Files with their sizes and the kernel's line; no secret is shown."""
+def test_a_dry_run_lists_files_and_writes_nothing(bench: FlashCommand) -> None:
+    """Files with their sizes and the kernel's command line; no secret is printed."""
     told = json.loads(bench.flash("trixie", "--dry-run", "--json").stdout)
 
     assert told["format"] == "cloud-init" and told["python"] == "3.13" and told["boot_partition"] == "/boot/firmware"
@@ -238,8 +238,8 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(bench: Bench) -
     assert "nothing was written" in bench.flash("trixie", "--dry-run").stdout
 
 
-def test_a_boot_partition_that_is_spoilt_is_found_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The card takes a file and gives back another: no partition table is written."""
+def test_a_corrupted_boot_partition_is_detected(bench: FlashCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card returns another file than was written: no partition table is written."""
     put = card.write_boot_files
 
     def spoilt(fat: Any, *rest: Any) -> None:
@@ -252,8 +252,8 @@ def test_a_boot_partition_that_is_spoilt_is_found_out(bench: Bench, monkeypatch:
     assert bench.card.read_bytes()[:512] == bytes(512)
 
 
-def test_a_card_that_is_full_in_the_middle_is_an_error_that_says_so() -> None:
-    """/dev/full takes nothing."""
+def test_a_full_card_is_reported() -> None:
+    """/dev/full accepts nothing."""
     needs_card_tools()
     from edgesplit_provisioning.image.target_device import OpenedMedium, medium_failed
 
@@ -264,7 +264,7 @@ def test_a_card_that_is_full_in_the_middle_is_an_error_that_says_so() -> None:
         assert "NOT usable" in str(medium_failed(medium, "writing", refused.value))
 
 
-def test_a_second_flash_replaces_the_first(bench: Bench) -> None:
+def test_a_second_flash_replaces_the_first(bench: FlashCommand) -> None:
     """The same file, another name; an instance that is new."""
     bench.flash("bookworm")
     before = boot_of(bench.card).read("edgesplit/card.json")
@@ -275,7 +275,7 @@ def test_a_second_flash_replaces_the_first(bench: Bench) -> None:
     assert card.card_owner(bench.card) == "cam-2" and card.card_owner(bench.folder / "key.pub") == ""
 
 
-def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_in_a_reader_is_flashed_like_a_file(bench: FlashCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lay behind the image stays; a card that is too small is refused as it was."""
     machine = Machine(bench.folder / "machine")
     node = machine.disk("sdb", 48 * MIB)
@@ -309,19 +309,19 @@ def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: py
         (["--coral-deb", __file__], "not a Debian package"),
     ],
 )
-def test_a_call_that_cannot_be_is_refused_at_once(bench: Bench, words: list[str], why: str) -> None:
-    """Before anything is asked, unpacked or written."""
+def test_contradictory_options_are_refused_first(bench: FlashCommand, words: list[str], why: str) -> None:
+    """Before any prompt, unpacking or writing."""
     with pytest.raises(UsageError, match=why):
         bench.flash("trixie", *words)
 
 
-def test_what_a_flash_needs_is_asked_for() -> None:
+def test_missing_flash_options_are_required() -> None:
     """--device, --image and --to."""
     told = CliRunner().invoke(cli, ["flash"])
     assert isinstance(told.exception, UsageError) and "--list" in str(told.exception)
 
 
-def test_the_list_of_disks_is_shown_on_any_machine() -> None:
-    """Also on one that has none."""
+def test_disks_are_listed_on_any_machine() -> None:
+    """Also on one without a disk."""
     assert CliRunner().invoke(cli, ["flash", "--list"]).exit_code == 0
     assert isinstance(json.loads(CliRunner().invoke(cli, ["flash", "--list", "--json"]).stdout), list)

@@ -1,4 +1,4 @@
-"""What people read of a device's power: `edgectl device show`, and the agent's options."""
+"""Power figures for operators: `edgectl device show`, and the agent's options."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from edgesplit_agent.power.sensors import Readings
 from edgesplit_cli.views.device import joules_text, power_line
 
 
-def test_a_battery_and_a_budget_on_one_line() -> None:
-    """What is known, and nothing else."""
+def test_battery_and_budget_are_printed_on_one_line() -> None:
+    """Only known values."""
     watch = PowerMonitor(PowerSettings("auto", 4.0))
     told = msgspec.to_builtins(watch.to_telemetry())
     assert power_line(told) == "power: performance, budget 4 W, by the plan's figures"
@@ -34,7 +34,7 @@ def test_a_battery_and_a_budget_on_one_line() -> None:
     )
 
 
-def test_joules_that_no_rail_measured_say_so() -> None:
+def test_predicted_joules_are_labelled() -> None:
     """Predicted is not measured, and unknown is neither."""
     assert joules_text({"joules": 0.7123, "joules_basis": "predicted"}) == "0.712 (predicted)"
     assert joules_text({"joules": 0.7123, "joules_basis": "measured"}) == "0.712"
@@ -49,8 +49,8 @@ def telemetry(power: PowerState | None) -> Telemetry:
     )  # fmt: skip
 
 
-def test_what_the_sensors_may_read_is_a_message_that_the_controller_takes() -> None:
-    """At their extremes; a device without power in its telemetry (an older agent) too."""
+def test_extreme_sensor_values_decode() -> None:
+    """Also telemetry without power values, as an older agent sends it."""
     watch = PowerMonitor(PowerSettings("auto", 0.001))
     watch.on_readings(
         Readings(under_voltage=True, battery_percent=0.0, discharging=True, celsius=-200.0, clock_ratio=1e-9), 1.0
@@ -63,8 +63,8 @@ def test_what_the_sensors_may_read_is_a_message_that_the_controller_takes() -> N
 @pytest.mark.parametrize(
     "change", [{"clock_ratio": 2.0}, {"battery_percent": 101.0}, {"watts": -1.0}, {"mode_reason": "x" * 200}]
 )
-def test_a_device_cannot_tell_what_cannot_be(change: dict[str, object]) -> None:
-    """Bounds are the decoder's."""
+def test_impossible_sensor_values_are_malformed(change: dict[str, object]) -> None:
+    """The decoder has the bounds."""
     spoiled = msgspec.to_builtins(telemetry(PowerState()))
     spoiled["power"] = {"mode": "saver", **change}
     with pytest.raises(MalformedMessage):
@@ -78,10 +78,10 @@ def test_a_device_cannot_tell_what_cannot_be(change: dict[str, object]) -> None:
         (["--battery-policy", "turbo"], "invalid choice"),
     ],
 )
-def test_a_wrong_wish_is_refused_before_anything(
+def test_invalid_power_options_are_refused_first(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what would be right."""
+    """With the valid spelling."""
     with pytest.raises(SystemExit) as ended:
         main(["run", "--data", str(tmp_path), *options])
     assert ended.value.code == 2 and said in capsys.readouterr().err

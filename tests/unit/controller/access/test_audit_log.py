@@ -1,4 +1,4 @@
-"""The audit log: on SQLite and on PostgreSQL, lines are only added, and what was done to them otherwise is noticed."""
+"""The audit log on SQLite and PostgreSQL: lines are only appended, and any other change is detected."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def filled(audit: AuditLog, count: int = 5) -> list[dict[str, Any]]:
         "UPDATE audit SET number = 9 WHERE number = 5",
     ],
 )
-def test_the_database_refuses_to_change_or_drop_a_line(audit: AuditLog, database_url: str, statement: str) -> None:
-    """Whatever program asks, by the database's own triggers."""
+def test_database_triggers_refuse_to_update_or_delete_an_audit_line(
+    audit: AuditLog, database_url: str, statement: str
+) -> None:
+    """Triggers of the database refuse it for every program, not only for ours."""
     before = filled(audit)
     engine = create_engine(database_url)
     with pytest.raises(DBAPIError, match="only ever added to"), engine.begin() as connection:
@@ -91,17 +93,18 @@ def changed(name: str, value: Any) -> Callable[[list[dict[str, Any]]], list[dict
         (lambda lines: lines, ""),
     ],
 )
-def test_a_line_that_was_changed_dropped_moved_or_doubled_is_named(
+def test_verify_names_a_changed_missing_moved_or_duplicated_line(
     five: list[dict[str, Any]], harm: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], said: str
 ) -> None:
-    """Of an export, as of the database."""
+    """Verification of an export finds the same as verification of the database."""
     lines = copy.deepcopy(five)
     found = verify_chain(harm(lines))
     assert said in found["problem"] and bool(said) == bool(found["problem"])
 
 
-def test_a_cut_at_the_end_and_a_log_that_was_written_anew_are_noticed(database_url: str) -> None:
-    """By somebody who dropped the triggers: against the number noted apart, and against a hash noted elsewhere."""
+def test_verify_detects_a_truncated_and_a_rewritten_log(database_url: str) -> None:
+    """After the triggers were dropped: truncation shows against the stored head number, a rewritten log against a hash
+    that was recorded elsewhere."""
     database = Database(database_url)
     audit = AuditLog(database, now=lambda: 1.0)
     lines = filled(audit)
@@ -127,7 +130,7 @@ def test_a_cut_at_the_end_and_a_log_that_was_written_anew_are_noticed(database_u
     database.close()
 
 
-def test_lines_written_at_once_are_all_there_in_one_chain(database_url: str) -> None:
+def test_concurrent_writers_extend_one_hash_chain(database_url: str) -> None:
     """Several threads with databases of their own, as several controller processes have."""
     problems: list[BaseException] = []
 
@@ -151,8 +154,8 @@ def test_lines_written_at_once_are_all_there_in_one_chain(database_url: str) -> 
     database.close()
 
 
-def test_what_callers_send_fits_and_commands_no_terminal(audit: AuditLog) -> None:
-    """Long, with zeros and escapes: cut and made harmless, on both databases."""
+def test_caller_text_is_truncated_and_stripped_of_control_characters(audit: AuditLog) -> None:
+    """Long text, NUL bytes and escape sequences, on both databases."""
     audit.write(
         AuditEntry(what="GET /\x00", outcome="refused", subject="\x1b[2J" + "x" * 10_000, detail={"a": "\u202e\x00"})
     )
@@ -162,7 +165,7 @@ def test_what_callers_send_fits_and_commands_no_terminal(audit: AuditLog) -> Non
     assert audit.verify()["problem"] == ""
 
 
-def test_lines_are_read_in_pages(audit: AuditLog) -> None:
+def test_lines_are_paginated(audit: AuditLog) -> None:
     """The newest, and those before a number."""
     filled(audit, 7)
     assert [line["number"] for line in audit.newest(3)] == [5, 6, 7]

@@ -1,4 +1,4 @@
-"""Delays for who guesses, on a clock moved by hand."""
+"""Login delays after failed attempts, with a manual clock."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from edgesplit_controller.access.login_throttle import (
 from edgesplit_controller.access.request_limits import MAX_CLIENTS, RateLimit
 
 
-def test_the_delay_doubles_up_to_a_minute_and_is_forgotten() -> None:
-    """A few for nothing, then 1, 2, 4 s and so on; after a quarter of an hour of calm all begins anew."""
+def test_login_delay_doubles_up_to_a_minute_and_resets() -> None:
+    """The first failures cost no delay, later ones 1, 2, 4 s and so on; after a quarter of an hour without a failure
+    the count starts again."""
     now = [0.0]
     failures = FailureCounter(lambda: now[0])
     delays = [failures.on_failure("10.0.0.1") for _ in range(FREE_FAILURES + 9)]
@@ -40,23 +41,26 @@ def test_the_delay_doubles_up_to_a_minute_and_is_forgotten() -> None:
     assert delay_s(10**9) == DELAY.longest_s
 
 
-def test_places_beyond_number_are_forgotten() -> None:
-    """Memory is bounded, whoever tries from wherever."""
+def test_number_of_remembered_clients_is_bounded() -> None:
+    """The oldest clients are evicted, so that failed logins from many addresses cannot fill the memory."""
     failures = FailureCounter(lambda: 0.0)
-    for number in range(MAX_CLIENTS + 50):
+    for client in ["first", "second"] * FREE_FAILURES:
+        failures.on_failure(client)
+    for number in range(MAX_CLIENTS - 1):  # "second" stays, "first" is evicted
         failures.on_failure(str(number))
-    assert len(failures._counts) == MAX_CLIENTS
+    assert failures.on_failure("second") > 0
+    assert failures.on_failure("first") == 0
 
 
-def test_one_host_is_one_place() -> None:
-    """Of IPv6 a host has 2^64 addresses."""
+def test_addresses_of_one_ipv6_network_are_one_client() -> None:
+    """One host has 2^64 IPv6 addresses."""
     assert client_key("2001:db8::1") == client_key("2001:db8::ffff:1") != client_key("2001:db8:0:1::1")
     assert client_key("10.0.0.1") == client_key("::ffff:10.0.0.1") != client_key("10.0.0.2")
     assert client_key("?") == "?"
 
 
-def test_what_is_held_back_is_counted_and_told_with_the_next() -> None:
-    """For one place, and for many that each stay below."""
+def test_suppressed_log_lines_are_counted_in_the_next_one() -> None:
+    """Per client, and for many clients that each stay below the limit."""
     now = [0.0]
 
     def limit(burst: int) -> RateLimit:

@@ -1,4 +1,4 @@
-"""Operators and sessions as the database has them, on SQLite and on PostgreSQL; their secrets."""
+"""Operators, sessions and their secrets, stored on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def active(operators: Operators, database: Database) -> ActiveByToken:
     return by_token
 
 
-def test_an_operator_is_added_known_by_their_token_revoked_and_added_again(
+def test_an_operator_is_added_authenticated_revoked_and_added_again(
     operators: Operators, active: ActiveByToken
 ) -> None:
-    """With role, groups and end; what was revoked stays void when they come back."""
+    """With role, groups and expiry; a revoked token stays void after the operator was added again."""
     wish = NewOperator("alice", Role.OPERATOR, ("doors", "doors", "attic"), 100)
     first = operators.add(wish, "", ALL)
     row = active(first.token)
@@ -67,11 +67,11 @@ def test_an_operator_is_added_known_by_their_token_revoked_and_added_again(
         operators.rotate("alice", "", ALL)
     second = operators.add(NewOperator("alice", Role.VIEWER), "", ALL)
     assert active(first.token) is None and active(second.token) is not None
-    assert [one["name"] for one in operators.all(ALL)] == ["alice", OWNER]
+    assert [operator["name"] for operator in operators.all(ALL)] == ["alice", OWNER]
 
 
-def test_who_has_expired_is_let_in_again_for_a_stated_time(database: Database) -> None:
-    """A new token alone would open nothing."""
+def test_an_expired_operator_needs_a_new_expiry_to_be_renewed(database: Database) -> None:
+    """A new token alone does not restore the access of an expired operator."""
     clock = [NOW]
     operators = Operators(database, lambda csr, name, expires: b"", now=lambda: clock[0])
     operators.add(NewOperator("alice", Role.VIEWER, (), 100), "", ALL)
@@ -83,7 +83,7 @@ def test_who_has_expired_is_let_in_again_for_a_stated_time(database: Database) -
         assert again.expires == clock[0] + 50 and operators.active("alice", session) is not None
 
 
-def test_the_owners_token_is_what_lies_in_the_data_folder(
+def test_the_owner_token_is_the_one_in_the_data_folder(
     operators: Operators, database: Database, active: ActiveByToken
 ) -> None:
     """Another file, another token: the old one and its sessions end, also one from before there were operators; the
@@ -104,8 +104,8 @@ def test_the_owners_token_is_what_lies_in_the_data_folder(
     assert active("the owner's") is not None and active("a new one") is None
 
 
-def test_nobody_makes_or_changes_who_may_more_than_they_may(operators: Operators, active: ActiveByToken) -> None:
-    """By role and by groups; the owner is changed by nobody."""
+def test_an_admin_cannot_manage_operators_with_wider_rights(operators: Operators, active: ActiveByToken) -> None:
+    """By role and by groups; the owner cannot be changed at all."""
     admin = caller_of_wish(operators, active, NewOperator("adm", Role.ADMIN, ("doors",)))
     lesser = Caller("op", Role.OPERATOR)
     for by, wish in (
@@ -128,8 +128,8 @@ def caller_of_wish(operators: Operators, active: ActiveByToken, wish: NewOperato
     return to_caller(row, serial="1", address="")
 
 
-def test_a_wish_that_cannot_be_is_refused_in_words(operators: Operators) -> None:
-    """Names, groups and lengths of time out of bounds; roles that there are not."""
+def test_invalid_operator_settings_are_refused_with_a_message(operators: Operators) -> None:
+    """Names, groups and lifetimes out of bounds, and unknown roles."""
     names = [NewOperator(name, Role.VIEWER) for name in ("", OWNER, "Alice", "a" * 64, "alice\n", "-a", "a b", "é")]
     groups = [("",), ("x" * 64,), tuple(map(str, range(65)))]
     lives = [NewOperator("alice", Role.VIEWER, (), expires_s) for expires_s in (0, -1, 10**12)]
@@ -141,7 +141,7 @@ def test_a_wish_that_cannot_be_is_refused_in_words(operators: Operators) -> None
             Role.parse(word)
 
 
-def test_of_many_who_use_one_login_code_at_once_one_gets_in(operators: Operators, database: Database) -> None:
+def test_a_login_code_is_redeemed_once_under_concurrency(operators: Operators, database: Database) -> None:
     """On both databases, by one statement that can succeed once."""
     sessions = Sessions(database, operators, now=lambda: NOW)
     code, _ = sessions.make_code(OWNER)
@@ -162,7 +162,7 @@ def test_of_many_who_use_one_login_code_at_once_one_gets_in(operators: Operators
     assert len(let_in) == 1 and len(refused) == 7
 
 
-def test_a_secret_is_found_by_scanners_and_checks_itself() -> None:
+def test_secrets_match_the_scanner_grammar_and_their_checksum() -> None:
     """The grammar that docs/security.md gives to scanners; no two are alike."""
     made = [bearer_token.make(kind) for kind in ("op", "code", "session") for _ in range(50)]
     assert len(set(made)) == 150

@@ -1,4 +1,4 @@
-"""Who may call what: every route of the real app, by each role, of own and of other groups, and with a session."""
+"""Access control: every route of the real app, by each role, for own and other groups, and with a browser session."""
 
 from __future__ import annotations
 
@@ -60,87 +60,89 @@ def filled(path: str, device: str) -> str:
     return re.sub(r"\{(\w+)[^}]*\}", lambda found: known.get(found[1], "1"), path)
 
 
-def test_every_route_says_whom_it_lets_in(world: ApiHarness) -> None:
+def test_every_route_declares_its_access(world: ApiHarness) -> None:
     """Deny by default: a route that was not made by `access`, or is open and not on this page's list, fails here."""
     everything = routes(world)
     assert len(everything) > 30
-    assert [one for one in everything if one.needs is None] == []
-    assert {(one.method, one.path) for one in everything if one.needs and one.needs.role is None} == OPEN
+    assert [route for route in everything if route.needs is None] == []
+    assert {(route.method, route.path) for route in everything if route.needs and route.needs.role is None} == OPEN
 
 
-def test_the_page_is_what_the_routes_declare() -> None:
+def test_access_page_matches_the_declared_routes() -> None:
     """Run `python -m edgesplit_controller.api.reference access > docs/access.md` after a change of routes."""
     assert PAGE.read_text("utf-8") == render_page([route for router in ROUTERS for route in router.routes])
 
 
-def test_nobody_and_a_device_are_let_in_nowhere(world: ApiHarness) -> None:
+def test_callers_without_operator_credentials_are_refused_on_every_route(world: ApiHarness) -> None:
     """Without a certificate, with a device's, with a token alone: 401 on every route that is not open."""
     from edgesplit_controller.access.tls_peer import Peer
 
     device = Peer(OURS, 7)
-    for one in routes(world):
-        if one.needs is not None and one.needs.role is not None:
+    for route in routes(world):
+        if route.needs is not None and route.needs.role is not None:
             for peer, headers in ((None, {}), (device, {}), (device, world.owner.headers), (None, world.owner.headers)):
-                answer = world.call(one.method, filled(one.path, OURS), {}, peer=peer, headers=headers)
-                assert answer.status in (401, 429), (one, peer, answer.body)
+                answer = world.call(route.method, filled(route.path, OURS), {}, peer=peer, headers=headers)
+                assert answer.status in (401, 429), (route, peer, answer.body)
 
 
 @pytest.mark.parametrize("scope", ["", "doors-"])
 @pytest.mark.parametrize("role", list(Role), ids=lambda role: role.word)
-def test_each_role_gets_through_where_it_is_declared_and_nowhere_else(
+def test_each_role_is_admitted_exactly_where_declared(
     world: ApiHarness, people: dict[str, Person], role: Role, scope: str
 ) -> None:
     """Every route as every role, over all groups and over one: 403 exactly where the declaration says so. Bodies are
     empty, so that what is let in stops at its own checks."""
     person = people[f"{scope}{role.word}"]
-    for one in routes(world):
-        needs = one.needs
-        if needs is None or needs.role is None or (one.method, one.path) == ("POST", "/v1/operator/token"):
+    for route in routes(world):
+        needs = route.needs
+        if needs is None or needs.role is None or (route.method, route.path) == ("POST", "/v1/operator/token"):
             continue
         may = role >= needs.role and not (needs.everywhere and scope)
-        headers = {"content-length": "0"} if one.path == "/v1/models" else {}
-        answer = world.call(one.method, filled(one.path, "no-such-thing"), {}, by=person, headers=headers)
-        assert answer.status not in (401, *range(500, 600)), (one, answer.body)
-        assert (answer.status == 403) != may, (one, person.name, answer.status, answer.body)
+        headers = {"content-length": "0"} if route.path == "/v1/models" else {}
+        answer = world.call(route.method, filled(route.path, "no-such-thing"), {}, by=person, headers=headers)
+        assert answer.status not in (401, *range(500, 600)), (route, answer.body)
+        assert (answer.status == 403) != may, (route, person.name, answer.status, answer.body)
 
 
-def test_a_session_gets_through_where_no_certificate_is_asked_for(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_a_browser_session_is_refused_where_a_certificate_is_required(
+    world: ApiHarness, people: dict[str, Person]
+) -> None:
     """An admin's session, everywhere: keys, operators, claims, model files and what brings code in are not for it."""
     secret, csrf = world.log_in(people["admin"])
-    for one in routes(world):
-        if one.needs is None or one.needs.role is None or one.path == "/v1/session":
+    for route in routes(world):
+        if route.needs is None or route.needs.role is None or route.path == "/v1/session":
             continue
         answer = world.call(
-            one.method, filled(one.path, "no-such-thing"), {}, cookie=secret, headers={"x-csrf-token": csrf}
+            route.method, filled(route.path, "no-such-thing"), {}, cookie=secret, headers={"x-csrf-token": csrf}
         )
-        assert (answer.status == 403) == (one.needs.authentication is Authentication.CERTIFICATE), (
-            one,
+        assert (answer.status == 403) == (route.needs.authentication is Authentication.CERTIFICATE), (
+            route,
             answer.status,
             answer.body,
         )
     for secret_route in ("/v1/keys/change", "/v1/operators", "/v1/devices/claims", "/v1/models", "/v1/session/codes"):
         assert {
-            one.needs.authentication
-            for one in routes(world)
-            if one.path == secret_route and one.method == "POST" and one.needs
+            route.needs.authentication
+            for route in routes(world)
+            if route.path == secret_route and route.method == "POST" and route.needs
         } == {Authentication.CERTIFICATE}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
-def test_what_is_of_other_groups_does_not_exist(world: ApiHarness, people: dict[str, Person], method: str) -> None:
+def test_devices_of_other_groups_answer_as_unknown(world: ApiHarness, people: dict[str, Person], method: str) -> None:
     """Every route with another group's device in its path, for an operator and an admin of one group: the answer is
-    that for a name that nobody has, and names nobody's device."""
+    that for an unknown name, and names no device of the other group."""
     for person in (people["doors-operator"], people["doors-admin"]):
-        for one in routes(world):
-            if one.method == method and "{name}" in one.path and "operators" not in one.path:
-                theirs = world.call(method, filled(one.path, THEIRS), {}, by=person)
-                nobodys = world.call(method, filled(one.path, "lab-nobody"), {}, by=person)
-                assert theirs.status == nobodys.status == 404, (one, theirs.body)
+        for route in routes(world):
+            if route.method == method and "{name}" in route.path and "operators" not in route.path:
+                theirs = world.call(method, filled(route.path, THEIRS), {}, by=person)
+                nobodys = world.call(method, filled(route.path, "lab-nobody"), {}, by=person)
+                assert theirs.status == nobodys.status == 404, (route, theirs.body)
                 assert theirs.json["error"].replace(THEIRS, "X") == nobodys.json["error"].replace("lab-nobody", "X")
     assert world.call("GET", f"/v1/devices/{THEIRS}", by=people["viewer"]).status == 200
 
 
-def test_nothing_of_other_groups_is_in_any_answer(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_no_response_contains_data_of_other_groups(world: ApiHarness, people: dict[str, Person]) -> None:
     """Every GET, for viewer, operator and admin of one group, where the other group's device has a deployment, events,
     telemetry and a claim: its name, its labels and its group are in no answer. A new route is tried as well."""
     for number, devices in enumerate(([THEIRS], [OURS, THEIRS]), 1):
@@ -155,38 +157,40 @@ def test_nothing_of_other_groups_is_in_any_answer(world: ApiHarness, people: dic
 
     seen: dict[str, list[int]] = {}
     for who in ("doors-viewer", "doors-operator", "doors-admin"):
-        for one in routes(world):
-            if one.method == "GET" and one.needs is not None:
-                answer = world.call("GET", filled(one.path, OURS), by=people[who])
-                assert answer.status < 500, (one, answer.body)
+        for route in routes(world):
+            if route.method == "GET" and route.needs is not None:
+                answer = world.call("GET", filled(route.path, OURS), by=people[who])
+                assert answer.status < 500, (route, answer.body)
                 for secret in (THEIRS, "cellar-secret", "lab"):
                     said = re.search(rf"\b{secret}\b".encode(), answer.body)
-                    assert not said, (one, who, answer.body[:2000])
-                seen.setdefault(one.path, []).append(answer.status)
+                    assert not said, (route, who, answer.body[:2000])
+                seen.setdefault(route.path, []).append(answer.status)
     assert seen["/v1/devices"] == seen["/v1/events"] == seen["/v1/deployments"] == [200] * 3
-    assert [one["name"] for one in world.call("GET", "/v1/devices", by=people["doors-viewer"]).json] == [OURS]
-    assert [one["devices"] for one in world.call("GET", "/v1/deployments", by=people["doors-viewer"]).json] == [[OURS]]
+    assert [device["name"] for device in world.call("GET", "/v1/devices", by=people["doors-viewer"]).json] == [OURS]
+    assert [
+        deployment["devices"] for deployment in world.call("GET", "/v1/deployments", by=people["doors-viewer"]).json
+    ] == [[OURS]]
 
 
-def test_a_rollout_that_concerns_others_does_not_exist(world: ApiHarness, people: dict[str, Person]) -> None:
-    """For who is of one group: not in the list, not by its number, not to be aborted; one of their own devices alone is
-    there, with its devices, and is theirs to pause."""
+def test_a_rollout_with_devices_of_other_groups_is_not_visible(world: ApiHarness, people: dict[str, Person]) -> None:
+    """For an operator of one group: it is not listed, not found by its number, and cannot be aborted; a rollout of
+    the group's own devices only is listed with its devices and can be paused."""
     for number, devices in ((11, [THEIRS]), (12, [OURS, THEIRS]), (13, [OURS])):
         world.rollout(number, devices)
     me = people["doors-operator"]
-    assert [one["id"] for one in world.call("GET", "/v1/rollouts", by=me).json] == [13]
-    assert [one["id"] for one in world.call("GET", "/v1/rollouts", by=people["viewer"]).json] == [11, 12, 13]
+    assert [rollout["id"] for rollout in world.call("GET", "/v1/rollouts", by=me).json] == [13]
+    assert [rollout["id"] for rollout in world.call("GET", "/v1/rollouts", by=people["viewer"]).json] == [11, 12, 13]
     for number in (11, 12):
         for method, path in (("GET", ""), ("GET", "/devices"), ("POST", "/abort"), ("POST", "/rollback")):
             answer = world.call(method, f"/v1/rollouts/{number}{path}", by=me)
             assert answer.status == 404 and THEIRS not in answer.body.decode(), (number, path, answer.body)
-    assert [one["device"] for one in world.call("GET", "/v1/rollouts/13/devices", by=me).json] == [OURS]
+    assert [row["device"] for row in world.call("GET", "/v1/rollouts/13/devices", by=me).json] == [OURS]
     assert world.call("POST", "/v1/rollouts/13/abort", by=people["doors-viewer"]).status == 403
     assert world.call("POST", "/v1/rollouts/13/abort", by=me).status == 200
 
 
-def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: ApiHarness, people: dict[str, Person]) -> None:
-    """Into another's group it is not moved, nor is another's device moved here."""
+def test_group_scoped_operators_label_and_move_only_their_devices(world: ApiHarness, people: dict[str, Person]) -> None:
+    """A device cannot be moved into another operator's group, nor taken from it."""
     world.device("moved", "doors", a="1", b="2")
     both = world.person("both-op", "operator", "doors", "attic")
     answer = world.call("PATCH", "/v1/devices/moved", {"group": "attic", "labels": {"a": None, "c": "3"}}, by=both)
@@ -197,8 +201,8 @@ def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: ApiHarness,
     assert world.call("PATCH", "/v1/devices/moved", {"labels": {"all": "x"}}, by=both).status == 400
 
 
-def test_all_and_labels_mean_devices_of_ones_own_groups(world: ApiHarness, people: dict[str, Person]) -> None:
-    """`all`, a label of others and a group of others, as targets."""
+def test_targets_resolve_within_the_operators_groups(world: ApiHarness, people: dict[str, Person]) -> None:
+    """The targets `all`, a label that other groups use, and another group's name."""
     within = world.controller.scoped_to(frozenset({"doors"}))
     assert [device.name for device in within.devices.select(["all"])] == [OURS]
     assert [device.name for device in within.devices.select(["room=hall"])] == [OURS]
@@ -209,7 +213,7 @@ def test_all_and_labels_mean_devices_of_ones_own_groups(world: ApiHarness, peopl
         assert world.call("POST", "/v1/devices/gateway", body, by=people["operator"]).status == 200
 
 
-def test_a_name_of_another_group_is_not_taken_over(world: ApiHarness, people: dict[str, Person]) -> None:
+def test_a_device_name_of_another_group_cannot_be_claimed(world: ApiHarness, people: dict[str, Person]) -> None:
     """A claim, also with `replace`, for a name that another group has, had, or has an open claim for: refused, and in
     words that do not say which; a claim for another group likewise. For a new name it is of the one own group."""
     world.device("lab-gone", "lab")
@@ -229,7 +233,7 @@ def test_a_name_of_another_group_is_not_taken_over(world: ApiHarness, people: di
     assert world.call("GET", "/v1/devices/new", by=people["doors-viewer"]).json["group"] == "doors"
 
 
-def test_an_operator_of_some_groups_leads_devices_to_no_gateway_of_others(
+def test_a_gateway_of_another_group_is_unknown_to_scoped_operators(
     world: ApiHarness, people: dict[str, Person]
 ) -> None:
     """The gateway of another group is as unknown as one that is not there."""
@@ -240,17 +244,15 @@ def test_an_operator_of_some_groups_leads_devices_to_no_gateway_of_others(
     assert theirs.json["error"].replace(THEIRS, "X") == nobodys.json["error"].replace("nobody", "X")
 
 
-def test_an_admin_of_a_group_makes_and_sees_operators_of_that_group(
-    world: ApiHarness, people: dict[str, Person]
-) -> None:
-    """Never of all groups nor of others, and operators of others are unknown to them."""
+def test_a_group_admin_manages_operators_of_that_group_only(world: ApiHarness, people: dict[str, Person]) -> None:
+    """Operators of all groups cannot be created, and operators of other groups are unknown to the admin."""
     me = people["doors-admin"]
     made = {"name": "helper", "role": "operator", "groups": ["doors"]}
     assert world.call("POST", "/v1/operators", made, by=me).status == 200
     for groups in ([], ["lab"], ["doors", "lab"]):
         body = {"name": "too-much", "role": "viewer", "groups": groups}
         assert world.call("POST", "/v1/operators", body, by=me).status == 403
-    names = {one["name"] for one in world.call("GET", "/v1/operators", by=me).json}
+    names = {operator["name"] for operator in world.call("GET", "/v1/operators", by=me).json}
     assert "helper" in names and not any(name.startswith("all-") or name == "operator" for name in names)
     for method, path in (("DELETE", "/v1/operators/all-viewer"), ("POST", "/v1/operators/all-admin/rotate")):
         answer = world.call(method, path, {}, by=me)

@@ -1,4 +1,4 @@
-"""What is logged for a request says which one, and about whom: in JSON and in text, across threads."""
+"""Log lines of a request carry its context: in JSON and in text, across threads."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def lines() -> Any:
     root.setLevel(before)
 
 
-def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") -> None:
-    """One request of an application that logs, and learns on the way who asks."""
+def send_request(method: str = "POST", path: str = "/v1/deployments", trace: str = "") -> None:
+    """Send one request to an application that logs, and that authenticates the operator on the way."""
     log = logging.getLogger("edgesplit_controller.test")
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -57,24 +57,25 @@ def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") 
     anyio.run(RequestLoggingMiddleware(application), scope, None, send)
 
 
-def test_every_line_of_a_request_is_about_it(lines: Any) -> None:
-    """Its name, its trace and who asked, also on the thread that works for it; the change itself is one line."""
-    asked(trace=f"00-{TRACE}-00f067aa0ba902b7-01")
+def test_log_lines_of_a_request_carry_its_context(lines: Any) -> None:
+    """Route name, trace and operator, also on a worker thread that serves the request; the change itself is one
+    line."""
+    send_request(trace=f"00-{TRACE}-00f067aa0ba902b7-01")
     work, change = lines()
     for line in (work, change):
         assert (line["request_id"], line["trace_id"], line["operator"]) == ("abc", TRACE, "anna")
     assert change["message"].startswith("POST '/v1/deployments': 201 in ") and change["level"] == "info"
 
 
-def test_what_only_reads_is_logged_quietly_and_no_path_writes_lines_of_its_own(lines: Any) -> None:
-    """At debug level; line breaks and terminal codes in a path are spelt out, a long one is cut."""
-    asked("GET", "/v1/devices/\n\x1b[31m" + "x" * 5_000)
+def test_reads_log_at_debug_level_and_paths_are_escaped(lines: Any) -> None:
+    """Line breaks and terminal codes in a path are escaped, a long path is truncated."""
+    send_request("GET", "/v1/devices/\n\x1b[31m" + "x" * 5_000)
     _, read = lines()
     assert read["level"] == "debug" and "\\n\\x1b" in read["message"] and len(read["message"]) < 400
 
 
-def test_subjects_are_those_of_the_innermost_about(lines: Any) -> None:
-    """They end with it; `extra` of a single line goes before; outside nothing is noted."""
+def test_log_subjects_come_from_the_innermost_about_block(lines: Any) -> None:
+    """They end with the block; `extra` of a single line overrides them; outside of a block there are none."""
     log = logging.getLogger("edgesplit_controller.test")
     log_format.add_to_log_context(operator="nobody hears this")
     with log_format.log_context(rollout="7"):
@@ -87,15 +88,15 @@ def test_subjects_are_those_of_the_innermost_about(lines: Any) -> None:
     assert told == [{"device": "cam-1", "rollout": "7"}, {"device": "cam-2", "rollout": "7"}, {"rollout": "7"}, {}]
 
 
-def test_people_read_the_same_in_brackets() -> None:
-    """And no name writes brackets of its own."""
+def test_text_format_prints_subjects_in_brackets() -> None:
+    """A value that contains brackets cannot forge a subject."""
     record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
     record.operator, record.device = "an]na", "cam-1"
     assert log_format.TextFormatter().format(record).endswith("hello [operator=an?na device=cam-1]")
 
 
-def test_an_agents_lines_are_about_its_device(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every thread; a line that is about another one says so."""
+def test_agent_log_lines_carry_the_device_name(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every thread; a line about another device carries that device's name."""
     monkeypatch.setattr(log_format, "_process_subjects", {})
     log_format.set_process_subjects(device="cam-1")
     log = logging.getLogger("edgesplit_controller.test")

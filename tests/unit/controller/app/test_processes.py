@@ -1,4 +1,4 @@
-"""Further processes of one controller: their numbers, their names, and what they are told."""
+"""Additional processes of one controller: their numbers, names and settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgesplit_controller.settings import MAX_PROCESSES, Settings
 from edgesplit_controller.storage.database import Database
 
 
-def test_each_process_takes_the_lowest_number_that_is_free(database_url: str) -> None:
-    """Sixteen, and no more; one that ends gives its number back. No device can have their names."""
+def test_each_process_takes_the_lowest_free_number(database_url: str) -> None:
+    """At most sixteen; a process that ends frees its number. No device name can equal a process name."""
     database = Database(database_url)
     places = [acquire_slot(database) for _ in range(MAX_PROCESSES)]
     assert [place.number for place in places] == list(range(1, MAX_PROCESSES + 1))
@@ -35,8 +35,8 @@ def test_each_process_takes_the_lowest_number_that_is_free(database_url: str) ->
     database.close()
 
 
-def test_a_further_process_is_told_every_setting(tmp_path: Path) -> None:
-    """Whatever was given to the first, as it was given."""
+def test_an_additional_process_inherits_every_setting(tmp_path: Path) -> None:
+    """Each option of the first process is passed on unchanged."""
     given = Settings(
         data=tmp_path, hosts=("hub.local", "10.0.0.2"), bind="::1", metrics=("127.0.0.1", 9100), broker="mqtts://mq:1",
         database="postgresql://me:s3cret@db/x", on_revocation='cp "$EDGESPLIT_CRL" x', join=True, model_bytes=5,

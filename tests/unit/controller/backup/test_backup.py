@@ -1,4 +1,4 @@
-"""Backups: whole or nothing, sealed where keys are in them, and from either database into either."""
+"""Backups: complete or refused, encrypted where they contain keys, and from either database into either."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def opened(raw: bytes, opener: BackupKey = SECRET) -> bytes:
         return reader.read() or b""
 
 
-class Place:
+class FilledDataFolder:
     """A controller's data folder that no controller runs on, with something of everything in it."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
@@ -98,7 +98,8 @@ def rows_of(url: str) -> dict[str, list[tuple[Any, ...]]]:
     with database.read() as session:
         models = Model, ReleaseRow, Deployment, Device, TelemetryRow
         found = {
-            one.__tablename__: [tuple(row) for row in session.execute(select(*one.__table__.columns))] for one in models
+            model.__tablename__: [tuple(row) for row in session.execute(select(*model.__table__.columns))]
+            for model in models
         }
     database.close()
     return found
@@ -113,10 +114,12 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("into", ["sqlite", "postgresql"])
-def test_what_was_backed_up_is_restored(tmp_path: Path, database_url: str, into: str, request: Any) -> None:
-    """From either database into either: every row, key, metadata file and blob; only devices know that they were."""
+def test_a_backup_restores_database_keys_metadata_and_blobs(
+    tmp_path: Path, database_url: str, into: str, request: Any
+) -> None:
+    """From either database into either: every row, key, metadata file and blob."""
     other = database_url if database_url.startswith("postgresql") else ""
-    place = Place(tmp_path, other)
+    place = FilledDataFolder(tmp_path, other)
     target = ""
     if into == "postgresql":
         postgres: Postgres = request.getfixturevalue("postgres")
@@ -147,9 +150,9 @@ def test_what_was_backed_up_is_restored(tmp_path: Path, database_url: str, into:
     database.close()
 
 
-def test_a_backup_without_keys_holds_no_secret(tmp_path: Path) -> None:
-    """Anybody may open it; it is restored into a folder that has the keys."""
-    place = Place(tmp_path)
+def test_a_backup_without_keys_contains_no_secret(tmp_path: Path) -> None:
+    """It needs no passphrase, and is restored into a folder that has the keys."""
+    place = FilledDataFolder(tmp_path)
     place.backup(BackupKey(), keys=False)
     whole = place.file.read_bytes()
     for secret in ("keys/ca.key", "operator.token", "tuf/keys/root.pem"):
@@ -165,9 +168,9 @@ def test_a_backup_without_keys_holds_no_secret(tmp_path: Path) -> None:
     Authority(tmp_path / "back" / "keys")
 
 
-def test_a_backup_with_keys_is_sealed(tmp_path: Path) -> None:
-    """Without a passphrase or a recipient none is made; with another one none is opened."""
-    place = Place(tmp_path)
+def test_a_backup_with_keys_is_encrypted(tmp_path: Path) -> None:
+    """Without a passphrase or a recipient it is refused; with a wrong one it does not open."""
+    place = FilledDataFolder(tmp_path)
     with pytest.raises(UsageError, match="is sealed"):
         place.backup(BackupKey())
     assert not place.file.exists()
@@ -180,8 +183,8 @@ def test_a_backup_with_keys_is_sealed(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".back*"))
 
 
-def test_a_backup_for_a_key_is_opened_by_that_key_alone(tmp_path: Path) -> None:
-    """The machine that makes backups cannot open them."""
+def test_a_backup_for_a_recipient_opens_with_that_key_only(tmp_path: Path) -> None:
+    """The machine that makes such backups cannot open them."""
     public = parse_recipient(make_recipient(tmp_path / "mine.pem"))
     make_recipient(tmp_path / "other.pem")
     raw = sealed(b"everything", BackupKey(recipient=public))
@@ -197,9 +200,9 @@ def test_a_backup_for_a_key_is_opened_by_that_key_alone(tmp_path: Path) -> None:
             parse_recipient(wrong)
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path, postgres: Postgres) -> None:
-    """Neither a file, nor a folder with something in it, nor a database; with force the folder is kept aside."""
-    place = Place(tmp_path)
+def test_restore_overwrites_nothing_without_force(tmp_path: Path, postgres: Postgres) -> None:
+    """Neither a file, nor a folder with content, nor a database; with force the folder is renamed and kept."""
+    place = FilledDataFolder(tmp_path)
     place.backup()
     with pytest.raises(UsageError, match="is there already"):
         place.backup()
@@ -217,20 +220,20 @@ def test_nothing_is_replaced_unasked(tmp_path: Path, postgres: Postgres) -> None
     assert len(rows_of(url)["telemetry"]) == 1_200
 
 
-def test_a_damaged_blob_is_no_part_of_a_backup(tmp_path: Path) -> None:
-    """It is named, and no file is left."""
-    place = Place(tmp_path)
+def test_backup_fails_on_a_damaged_blob(tmp_path: Path) -> None:
+    """The blob is named, and no backup file remains."""
+    place = FilledDataFolder(tmp_path)
     BlobStore(place.data / "blobs").path(place.blob).write_bytes(b"rotten")
     with pytest.raises(UsageError, match=place.blob[:12]):
         place.backup()
     assert list(tmp_path.iterdir()) == [place.data]
 
 
-def test_a_backup_that_was_spoiled_changes_nothing(tmp_path: Path) -> None:
-    """Cut off anywhere, or with any byte changed: refused, and what was there is as it was. Also one that is not
-    sealed, as far as its hashes reach."""
+def test_restore_of_a_corrupt_backup_changes_nothing(tmp_path: Path) -> None:
+    """Truncated anywhere or with any byte changed, it is refused and the data is unchanged; an unencrypted one as far
+    as its hashes reach."""
     for opener, keys in ((SECRET, True), (BackupKey(), False)):
-        place = Place(tmp_path / str(keys))
+        place = FilledDataFolder(tmp_path / str(keys))
         place.backup(opener, keys=keys)
         good = place.file.read_bytes()
         back = tmp_path / f"back {keys}"
@@ -248,8 +251,8 @@ def test_a_backup_that_was_spoiled_changes_nothing(tmp_path: Path) -> None:
                     raise AssertionError(f"byte {at} of {place.file.name} ({keys=}) was changed and nobody saw it")
 
 
-def test_another_files_path_is_refused(tmp_path: Path) -> None:
-    """A file that somebody made, unsealed, cannot write where it likes."""
+def test_restore_refuses_paths_outside_the_folder(tmp_path: Path) -> None:
+    """A forged unencrypted backup cannot write to arbitrary paths."""
 
     for name, kind in (
         ("../evil", b"0"),
@@ -274,8 +277,8 @@ def test_another_files_path_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=3 * 64), st.data())
-def test_pieces_cannot_be_moved_dropped_or_cut(content: bytes, data: st.DataObject) -> None:
-    """Whatever is done to the pieces of a sealed file, it opens to what was sealed or not at all."""
+def test_encrypted_chunks_cannot_be_reordered_dropped_or_truncated(content: bytes, data: st.DataObject) -> None:
+    """An encrypted file whose chunks were manipulated does not open."""
     before = envelope.PIECE_BYTES
     envelope.PIECE_BYTES = 64  # type: ignore[misc]
     try:
@@ -298,8 +301,8 @@ def test_pieces_cannot_be_moved_dropped_or_cut(content: bytes, data: st.DataObje
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_backup(raw: bytes) -> None:
-    """Any bytes, with and without our first line."""
+def test_arbitrary_bytes_are_refused_as_backup(raw: bytes) -> None:
+    """Any bytes, with and without the magic first line."""
     for garbage in (raw, MAGIC + raw, MAGIC + struct.pack(">I", len(raw)) + raw):
         with pytest.raises(MalformedMessage):
             opened(garbage)

@@ -1,4 +1,4 @@
-"""How the parts of an installation are: what each process noted, and what an operator is told to do."""
+"""Health of an installation's components: the observations of each process, and the advice for operators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def noting(world: FleetHarness, process: int, *looks: Probe) -> StatusRecorder:
     return StatusRecorder(world.database, process, looks, now=lambda: world.now)
 
 
-class Line:
+class BrokerSession:
     """A session at a broker that a test connects."""
 
     connected = True
@@ -45,13 +45,13 @@ class Line:
 
 
 def named(shown: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    (found,) = [one for one in shown if one["name"] == name]
+    (found,) = [row for row in shown if row["name"] == name]
     return found
 
 
-def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world: FleetHarness, tmp_path: Path) -> None:
-    """And is good again as soon as it is; the time is that of the change, not of the last look."""
-    line = Line()
+def test_a_failed_component_is_listed_first_with_time_and_advice(world: FleetHarness, tmp_path: Path) -> None:
+    """It is reported good again as soon as it recovers; the time is that of the change, not of the last check."""
+    line = BrokerSession()
     mine = noting(world, 1, broker_probe(line, "mqtts://hub:8883"))
     mine.step()
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
@@ -62,7 +62,7 @@ def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world:
         world.now += REFRESH_S
     shown = parts_of(world, tmp_path).to_dicts()
     first = named(shown, "broker")
-    assert first == next(one for one in shown if one["state"] == "bad" and one["name"] == "broker")
+    assert first == next(row for row in shown if row["state"] == "bad" and row["name"] == "broker")
     assert (
         first["since"] == broke
         and "the certificate has expired" in first["text"]
@@ -73,8 +73,8 @@ def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world:
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["remedy"] == ""
 
 
-def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: FleetHarness, tmp_path: Path) -> None:
-    """Two of three are connected: the part is bad, and it says whose word that is."""
+def test_one_process_without_broker_marks_the_component_bad(world: FleetHarness, tmp_path: Path) -> None:
+    """With two of three processes connected, the component is bad and names the process that reports it."""
     for process in (1, 2, 3):
         state = "bad" if process == 2 else "good"
         noting(world, process, lambda state=state: ProbeResult("broker", state, f"it is {state}")).step()  # type: ignore[misc]
@@ -82,8 +82,9 @@ def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: FleetHarness
     assert (found["state"], found["text"]) == ("bad", "process 2 of 3: it is bad")
 
 
-def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: FleetHarness, tmp_path: Path) -> None:
-    """Silence is unknown, not good; while another process looks, the silent one's word does not count."""
+def test_observations_of_a_stopped_process_expire(world: FleetHarness, tmp_path: Path) -> None:
+    """Without observations the state is unknown, not good; while another process observes, the stopped one's state is
+    ignored."""
     noting(world, 2, lambda: ProbeResult("broker", "bad", "gone")).step()
     world.now += OUTDATED_S + 1
     found = named(parts_of(world, tmp_path).to_dicts(), "broker")
@@ -92,8 +93,8 @@ def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: FleetHarnes
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
 
 
-def test_a_look_that_fails_costs_only_itself(world: FleetHarness, tmp_path: Path) -> None:
-    """The others are noted; the loop lives."""
+def test_a_failing_check_does_not_stop_the_others(world: FleetHarness, tmp_path: Path) -> None:
+    """The other checks are stored, and the loop continues."""
 
     def broken() -> ProbeResult:
         raise RuntimeError("a bug")
@@ -102,32 +103,33 @@ def test_a_look_that_fails_costs_only_itself(world: FleetHarness, tmp_path: Path
     assert named(parts_of(world, tmp_path).to_dicts(), "offload server")["state"] == "good"
 
 
-def test_gateways_and_the_way_to_the_cloud_are_those_of_ones_own_groups(world: FleetHarness, tmp_path: Path) -> None:
-    """A gateway that died is bad and says how many are behind it; half of the devices without a cloud is bad news."""
+def test_gateways_and_cloud_links_are_limited_to_the_operators_groups(world: FleetHarness, tmp_path: Path) -> None:
+    """A dead gateway is bad and reports the number of devices behind it; half of the devices without a cloud link is
+    bad."""
     world.add("gate", "cam-1", "cam-2")
     world.add("other-gate", group="lab")
     world.put(*(GatewayRow(device=name, address=f"{name}:8500") for name in ("gate", "other-gate")))
     world.put(*(GatewayRouteRow(device=name, gateway="gate") for name in ("cam-1", "cam-2")))
     world.birth("other-gate", "cam-1", "cam-2")
     parts = parts_of(world, tmp_path)
-    gateways = {one["subject"]: one for one in parts.to_dicts() if one["name"] == "gateway"}
+    gateways = {part["subject"]: part for part in parts.to_dicts() if part["name"] == "gateway"}
     assert gateways["gate"]["state"] == "bad" and "2 devices behind it" in gateways["gate"]["text"]
     assert gateways["other-gate"]["state"] == "good"
-    assert [one["subject"] for one in parts.to_dicts(["lab"]) if one["name"] == "gateway"] == ["other-gate"]
-    assert all(one["name"] != "way to the cloud" for one in parts.to_dicts())
+    assert [part["subject"] for part in parts.to_dicts(["lab"]) if part["name"] == "gateway"] == ["other-gate"]
+    assert all(part["name"] != "way to the cloud" for part in parts.to_dicts())
     world.devices.ingest([("cam-1", telemetry(1, 0)), ("cam-2", telemetry(1, 0))])
     assert named(parts.to_dicts(), "way to the cloud")["text"] == "2 of 2 devices that are online reach it"
 
 
-def test_database_disk_histories_and_processes_are_always_told(world: FleetHarness, tmp_path: Path) -> None:
-    """Nobody has to note them; and every part that can be bad has a word on what to do."""
+def test_database_disk_histories_and_processes_are_always_listed(world: FleetHarness, tmp_path: Path) -> None:
+    """They need no stored observation, and every component that can be bad has advice."""
     leased = LeaseRow(name="controller", holder="me", token=1, expires=4e9)
     world.put(leased, LeaseRow(name="process 1", holder="me", token=1, expires=4e9))
     shown = parts_of(world, tmp_path, behind=1_000_000).to_dicts()
-    assert {"database", "disk", "histories", "processes"} == {one["name"] for one in shown}
+    assert {"database", "disk", "histories", "processes"} == {row["name"] for row in shown}
     assert named(shown, "histories")["state"] == "bad" and "answers in" in named(shown, "database")["text"]
     assert named(shown, "processes")["text"] == "1 is here"
-    assert {one["name"] for one in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
+    assert {row["name"] for row in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
 
 
 @pytest.fixture
@@ -141,17 +143,17 @@ def plain_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_an_offload_server_that_does_not_answer_says_why(plain_server: str) -> None:
-    """Nobody there, and somebody else there: both are bad, and neither raises."""
-    child = Line()
+def test_an_unreachable_offload_server_reports_the_reason(plain_server: str) -> None:
+    """No listener, and a listener that is another program: both are bad, and neither raises."""
+    child = BrokerSession()
     child.restarts = 2
     gone = offload_probe("https://127.0.0.1:1", ssl.create_default_context(), child)()
     assert gone.state == "bad" and "does not answer" in gone.text and "started again 2 times" in gone.text
     assert offload_probe(plain_server, ssl.create_default_context())().state == "bad"
 
 
-def test_the_command_line_says_what_is_not_well_and_nothing_else() -> None:
-    """`edgectl fleet`: a good part is no news."""
+def test_fleet_command_prints_only_unhealthy_components() -> None:
+    """`edgectl fleet` leaves healthy components out."""
     part = {"name": "broker", "subject": "", "state": "good", "text": "connected", "remedy": ""}
     assert unhealthy_parts([part]) == []
     (shown,) = unhealthy_parts([part, {**part, "state": "bad", "text": "refused", "remedy": "look at it"}])

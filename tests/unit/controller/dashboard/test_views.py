@@ -1,4 +1,4 @@
-"""What the dashboard's pages are told: the fleet as rows, plans as curves, files as they were built."""
+"""Data of the dashboard's pages: the fleet as rows, plans as curves, the built files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMOTE = Row(name="remote", remote=("s1", "s2"), sends=("image",), up_bytes=150_
 PLAN = Plan(model="digits@1", device_class="raspberrypi4", rows=(REMOTE, CUT, LOCAL), link=LTE)
 
 
-def test_a_curve_is_what_the_agent_computes() -> None:
+def test_latency_curve_matches_the_agents_cost() -> None:
     """Each point is `plan.cost` at that bandwidth, and the best row at each is the agent's choice."""
     drawn = curves(PLAN)
     for place, rate in enumerate(drawn["up_bytes_per_s"]):
@@ -39,8 +39,8 @@ def test_a_curve_is_what_the_agent_computes() -> None:
     assert drawn["unit"] == "s"
 
 
-def test_curves_are_drawn_where_the_device_is() -> None:
-    """Its round trip counts, and its bandwidth is in the picture unless it is absurd."""
+def test_latency_curves_cover_the_devices_bandwidth() -> None:
+    """The device's round trip is used, and its bandwidth lies inside the plot unless it is absurd."""
     now = Link(up_bytes_per_s=10_000.0, down_bytes_per_s=1e6, rtt_s=0.3)
     drawn = curves(PLAN, now)
     assert drawn["rtt_s"] == 0.3
@@ -48,13 +48,13 @@ def test_curves_are_drawn_where_the_device_is() -> None:
     assert bandwidths(731_250.0, 1.0) == bandwidths(731_250.0)
 
 
-def test_the_parts_of_a_row_are_its_whole() -> None:
-    """Device, link and remote add up to the answer."""
+def test_parts_of_a_row_add_up_to_its_latency() -> None:
+    """Device, link and remote seconds add up to the latency."""
     for row in curves(PLAN)["rows"]:
         assert row["device_s"] + row["link_s"] + row["remote_s"] == pytest.approx(row["total_s"])
 
 
-def test_the_gain_is_against_what_the_table_holds() -> None:
+def test_gain_is_relative_to_all_local_and_all_remote() -> None:
     """Over all-local and all-remote at the planned link; unknown where a mode is not in the table."""
     told = gain(PLAN)
     assert told["best"] == "cut-1"
@@ -62,8 +62,8 @@ def test_the_gain_is_against_what_the_table_holds() -> None:
     assert gain(Plan(model="m@1", device_class="c", rows=(CUT, LOCAL), link=LTE))["over_remote"] is None
 
 
-def test_joules_are_told_as_joules() -> None:
-    """A plan that weighs energy alone is drawn in its unit."""
+def test_an_energy_plan_is_drawn_in_joules() -> None:
+    """A plan that minimises energy alone is drawn in its unit."""
     power = Power(idle_watts=1.0)
     weighed = {"weights": {"energy": 1.0}, "power": power, "objective": "energy"}
     plan = Plan(model="m@1", device_class="c", rows=PLAN.rows, link=LTE, **weighed)
@@ -72,8 +72,8 @@ def test_joules_are_told_as_joules() -> None:
     assert drawn["rows"][2]["line"][0] == pytest.approx(1.2)
 
 
-def test_causes_that_differ_in_details_are_one_cause() -> None:
-    """Digests, numbers and quoted names are left out of the group, and stay in the detail."""
+def test_failure_causes_are_grouped_without_details() -> None:
+    """Digests, numbers and quoted names are left out of the group's key and kept in the detail."""
     one, other = (
         {"models": [{"model": "m@1", "state": "failed", "detail": f"chunk {digest} of {name!r} failed {times} times"}]}
         for digest, name, times in (("3f9c0d1e2b4a59687", "cam", 5), ("99999d1e2b4a59687", "dog", 7))
@@ -89,17 +89,18 @@ def test_causes_that_differ_in_details_are_one_cause() -> None:
     )
 
 
-def test_every_kind_of_trouble_is_a_cause() -> None:
-    """Safe mode, disobedience, a window's trouble and under-voltage; a healthy device has none."""
+def test_every_device_problem_yields_a_cause() -> None:
+    """Safe mode, a statement that cannot be obeyed, a telemetry window's problem and under-voltage; a healthy device
+    has none."""
     reported = {"safe_mode": "3 starts in a row", "statement_problem": "expired", "models": []}
     told = {"models": [{"problem": "worker lost"}], "power": {"under_voltage": True}}
-    words = [one["cause"].split(":")[0] for one in failure_causes(reported, told)]
+    words = [cause["cause"].split(":")[0] for cause in failure_causes(reported, told)]
     assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
     assert failure_causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
 
 
-def test_a_row_says_what_is_wanted_and_not_there(tmp_path: Path) -> None:
-    """A model of which the device never spoke is shown as told; one that never reported has no figures."""
+def test_a_device_row_shows_desired_models_that_are_not_reported(tmp_path: Path) -> None:
+    """A model that the device never reported is shown as desired; a device that never reported has no figures."""
     bare = device_row("a")
     row = fleet_row(bare, "online", {"digits": "f" * 64})
     assert row["models"] == [
@@ -108,7 +109,7 @@ def test_a_row_says_what_is_wanted_and_not_there(tmp_path: Path) -> None:
     assert row["p95_s"] is None and row["simulated"]
 
 
-def test_who_is_for_some_groups_sees_their_rows_alone(tmp_path: Path) -> None:
+def test_scoped_operators_see_rows_of_their_groups_only(tmp_path: Path) -> None:
     """Devices and open claims of other groups are in no row."""
     database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
     devices = Devices(database, stale_after_s=60, now=lambda: 1_800_000_000.0)
@@ -130,14 +131,15 @@ def test_who_is_for_some_groups_sees_their_rows_alone(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_checkout_without_a_build_says_so(tmp_path: Path) -> None:
-    """The page tells how to build it; nothing else is there."""
+def test_missing_dashboard_build_is_explained(tmp_path: Path) -> None:
+    """The page explains how to build the dashboard; nothing else is served."""
     found = load_assets(tmp_path / "nowhere")
     assert list(found) == [PAGE] and b"make dashboard" in found[PAGE].body
 
 
-def test_files_whose_names_change_with_their_content_last(tmp_path: Path) -> None:
-    """A script is kept by browsers for good, the page is asked for anew; text travels packed."""
+def test_hashed_assets_are_cached_and_the_page_is_revalidated(tmp_path: Path) -> None:
+    """Scripts with a hash in their name are immutable for caches, the page is revalidated; text is served
+    compressed."""
     (tmp_path / "assets").mkdir()
     (tmp_path / PAGE).write_text("<!doctype html>" + " " * 2_000)
     (tmp_path / "assets" / "index-abc.js").write_text("let one = 1;")

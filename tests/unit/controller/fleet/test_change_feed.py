@@ -1,5 +1,5 @@
-"""What changed, read from the database and told to who follows: nothing missed, nothing kept for the slow, nothing told
-to who may not know."""
+"""Changes read from the database and sent to followers: none is missed, slow followers are bounded, and scoped
+operators receive only their groups."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def database(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
-def test_what_was_there_before_is_no_change(database: Database) -> None:
-    """The first reading notes where the world stands, however lately it was written."""
+def test_first_poll_reports_no_existing_rows_as_changes(database: Database) -> None:
+    """The first poll records the present state, however recently it was written."""
     assert ChangeFeed(database, stale_after_s=60).read() == []
 
 
-def test_every_write_of_a_device_is_one_change(database: Database) -> None:
-    """By the row's own mark: an update in bulk counts like one of an object, and each is told once."""
+def test_each_device_update_is_reported_once(database: Database) -> None:
+    """By the row's change mark: a bulk update counts like an update of an object."""
     changes = ChangeFeed(database, stale_after_s=1e9)
     changes.start()
     with database.write() as session:
@@ -54,8 +54,8 @@ def test_every_write_of_a_device_is_one_change(database: Database) -> None:
     assert changes.read() == [Change("device", "c", "roof")]
 
 
-def test_a_change_that_was_stamped_before_the_last_reading_is_not_missed(database: Database) -> None:
-    """Another process stamps, and commits later; or its clock is behind."""
+def test_a_change_committed_after_a_later_poll_is_not_missed(database: Database) -> None:
+    """Another process stamps the row and commits later, or its clock is behind."""
     clock = [0.0]
     changes = ChangeFeed(database, stale_after_s=1e9, now=lambda: clock[0])
     with database.write() as session:
@@ -68,8 +68,8 @@ def test_a_change_that_was_stamped_before_the_last_reading_is_not_missed(databas
     assert changes.read() == [Change("device", "a", "doors")]
 
 
-def test_a_device_that_falls_silent_is_a_change(database: Database) -> None:
-    """Nobody writes down that a device became stale: the reading counts, once."""
+def test_a_device_becoming_stale_is_a_change(database: Database) -> None:
+    """No write marks a device as stale: the poll detects it, and reports it once."""
     clock = [NOW]
     with database.write() as session:
         session.execute(update(Device).values(last_seen=NOW - 50, alive=True, changed=NOW - 50))
@@ -82,8 +82,8 @@ def test_a_device_that_falls_silent_is_a_change(database: Database) -> None:
     assert changes.read() == []
 
 
-def test_events_tell_what_else_was_done(database: Database) -> None:
-    """Models, rollouts and alerts are told by their events, with the group of the device that an alert is about."""
+def test_events_report_changes_of_models_rollouts_and_alerts(database: Database) -> None:
+    """Each is reported through its event, with the group of the device that an alert is about."""
     changes = ChangeFeed(database, stale_after_s=1e9)
     changes.start()
     with database.write() as session:
@@ -100,13 +100,13 @@ def test_events_tell_what_else_was_done(database: Database) -> None:
     ("what", "kind"),
     [("device.born", "device"), ("device.copied", "alert"), ("release.made", "model"), ("keys.changed", None)],
 )
-def test_an_event_is_of_a_kind(what: str, kind: str | None) -> None:
-    """By the beginning of its name."""
+def test_event_kind_is_the_prefix_of_its_name(what: str, kind: str | None) -> None:
+    """The prefix of the event's name decides."""
     assert kind_of(what) == kind
 
 
-def test_a_mailbox_holds_each_subject_once_and_never_much() -> None:
-    """A slow reader is told once to read everything again, and then of what came after."""
+def test_a_mailbox_coalesces_subjects_and_is_bounded() -> None:
+    """A slow reader receives one request to reload everything, then the changes after it."""
     mailbox = FollowerQueue(None)
     for _ in range(3):
         mailbox.put([Change("device", "a", "doors")])
@@ -119,8 +119,8 @@ def test_a_mailbox_holds_each_subject_once_and_never_much() -> None:
     assert len(mailbox.drain()) == 1
 
 
-def test_who_is_for_some_groups_hears_of_no_other() -> None:
-    """Not even that something changed."""
+def test_scoped_operators_receive_no_changes_of_other_groups() -> None:
+    """They do not even learn that something changed."""
     mailbox = FollowerQueue({"doors"})
     mailbox.put([Change("device", "c", "roof")])
     assert mailbox.drain() == [] and not mailbox.has_events.is_set()
@@ -128,8 +128,8 @@ def test_who_is_for_some_groups_hears_of_no_other() -> None:
     assert b"".join(mailbox.drain()).count(b"event: ") == 2
 
 
-def test_a_name_cannot_break_out_of_its_event() -> None:
-    """Line breaks in a subject stay inside the JSON."""
+def test_line_breaks_in_a_name_stay_inside_the_event_json() -> None:
+    """A subject with line breaks cannot forge a second server-sent event."""
     raw = live_events.encode_event("device", {"subject": "a\n\nevent: everything\ndata: {}"})
     assert raw.count(b"\n") == 3
     assert json.loads(raw.split(b"data: ", 1)[1])["subject"].startswith("a\n")
@@ -154,7 +154,7 @@ class ChangeFeedHarness:
         return found
 
 
-async def told(stream: AsyncIterator[bytes]) -> str:
+async def next_kind(stream: AsyncIterator[bytes]) -> str:
     """The next event's kind."""
     raw = await asyncio.wait_for(anext(stream), 60)
     return raw.split(b"\n")[0].removeprefix(b"event: ").decode()
@@ -169,35 +169,35 @@ def run(story: Callable[[ChangeFeedHarness], Coroutine[Any, Any, None]], **more:
     asyncio.run(whole())
 
 
-def test_one_reading_serves_every_follower() -> None:
-    """Two follow; both hear; and when both are gone, nothing is read any more."""
+def test_one_poll_serves_every_follower() -> None:
+    """Two followers receive the same change; after both have left, polling stops."""
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as one, aclosing(world.hub.follow()) as other:
-            assert [await told(one), await told(other)] == ["hello", "hello"]
+            assert [await next_kind(one), await next_kind(other)] == ["hello", "hello"]
             world.waiting = [Change("device", "a")]
-            assert [await told(one), await told(other)] == ["device", "device"]
-        reading = world.hub._reading
-        assert reading is not None
-        await asyncio.wait_for(reading, 60)
+            assert [await next_kind(one), await next_kind(other)] == ["device", "device"]
+        polls = asyncio.all_tasks() - {asyncio.current_task()}
+        assert len(polls) == 1
+        await asyncio.wait_for(asyncio.gather(*polls), 60)
 
     run(story)
 
 
-def test_a_database_that_is_away_is_waited_for() -> None:
-    """A reading that fails ends no stream."""
+def test_streams_survive_an_unavailable_database() -> None:
+    """A poll that fails ends no stream."""
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
-            assert await told(stream) == "hello"
+            assert await next_kind(stream) == "hello"
             world.failing, world.waiting = True, [Change("device", "a")]
-            assert await told(stream) == "device"
+            assert await next_kind(stream) == "device"
 
     run(story)
 
 
-def test_a_stream_ends_with_the_right_to_it() -> None:
-    """While nothing happens there are heartbeats, and at each it is asked whether the reader may still read."""
+def test_a_stream_ends_when_the_operator_is_revoked() -> None:
+    """While nothing changes there are heartbeats, and each checks whether the operator may still read."""
     allowed = [True, True, False]
 
     async def story(world: ChangeFeedHarness) -> None:
@@ -208,34 +208,33 @@ def test_a_stream_ends_with_the_right_to_it() -> None:
     run(story, heartbeat_s=0.001)
 
 
-def test_an_ending_controller_ends_its_streams() -> None:
-    """From another thread, as `edgectl up` ends."""
+def test_shutdown_ends_all_streams() -> None:
+    """Shutdown comes from another thread, as in `edgectl up`."""
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
-            assert await told(stream) == "hello"
+            assert await next_kind(stream) == "hello"
             await asyncio.to_thread(world.hub.request_stop)
             with pytest.raises(StopAsyncIteration):
-                await told(stream)
+                await next_kind(stream)
 
     run(story)
 
 
-def test_followers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One too many is told to come back."""
-    monkeypatch.setattr(live_events, "MAX_FOLLOWERS", 1)
+def test_number_of_followers_is_bounded() -> None:
+    """A follower beyond the limit is refused with a retry hint."""
 
     async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
-            assert await told(stream) == "hello"
+            assert await next_kind(stream) == "hello"
             with pytest.raises(Busy):
                 world.hub.follow()
 
-    run(story)
+    run(story, max_followers=1)
 
 
-def test_a_forgotten_device_is_no_stumbling_block(database: Database) -> None:
-    """A row that is gone is simply not there."""
+def test_a_deleted_device_does_not_break_the_feed(database: Database) -> None:
+    """A row that was deleted between poll and read is skipped."""
     changes = ChangeFeed(database, stale_after_s=60)
     changes.start()
     with database.write() as session:

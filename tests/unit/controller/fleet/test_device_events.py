@@ -1,4 +1,4 @@
-"""What follows from a batch of device messages, in which order, and what does not."""
+"""Effects of a batch of device messages, and their order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Harness:
         ),
     ],
 )
-def test_consequences_follow_the_commit_in_order(result: dict[str, Any], message: Message, calls: list[str]) -> None:
+def test_effects_run_after_the_commit_in_order(result: dict[str, Any], message: Message, calls: list[str]) -> None:
     harness = Harness(**result)
 
     harness.events.on_messages([("cam", message)])
@@ -72,8 +72,8 @@ def test_consequences_follow_the_commit_in_order(result: dict[str, Any], message
     assert harness.calls == ["ingest 1", *calls]
 
 
-def test_a_flooding_device_is_refused_and_its_session_ended() -> None:
-    """The revocation list comes first: a session ended before it would be opened again."""
+def test_a_flooding_device_is_blocked_before_its_session_is_closed() -> None:
+    """The revocation list is written first: otherwise the device could reconnect after its session was closed."""
     harness = Harness()
     harness.events.on_flood("cam", 100)
     assert harness.calls == ["revocations", "end cam"]

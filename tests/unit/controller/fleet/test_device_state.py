@@ -1,4 +1,4 @@
-"""What may be believed of a device: order, age, and why it is not as it should be. Tables and properties."""
+"""The reported state of a device: order, age, and its difference from the desired state. Tables and properties."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ small = st.integers(0, 8)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), small), max_size=40))
-def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> None:
-    """Whatever the order in which telemetry comes: sessions and sequences only grow, a number counts once, and what is
-    missing is what was skipped and did not come."""
+def test_telemetry_position_never_decreases(said: list[tuple[int, int]]) -> None:
+    """In whatever order telemetry arrives: sessions and sequence numbers only grow, a number counts once, and missing
+    is what was skipped and never came."""
     known, stored = SequenceState(), set()
     for session, sequence in said:
         before = known
@@ -38,8 +38,8 @@ def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> N
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), max_size=30))
-def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -> None:
-    """The newest session's newest report is what is known, whatever is repeated after it."""
+def test_an_outdated_report_is_ignored(said: list[tuple[int, int]]) -> None:
+    """The newest session's newest report is the reported state, whatever is repeated after it."""
     known, newest = SequenceState(), (0, 0)
     for session, number in said:
         known, verdict = device_state.after_report(known, session, number)
@@ -48,14 +48,14 @@ def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -
         assert (known.session, known.report) == newest
 
 
-def test_agents_that_number_no_reports_are_taken_as_they_come() -> None:
-    """Number 0, as agents before this protocol send it."""
+def test_unnumbered_reports_are_applied_in_arrival_order() -> None:
+    """Agents before this protocol send number 0."""
     known, verdict = device_state.after_report(SequenceState(session=4), 4, 0)
     assert verdict == "new" and device_state.after_report(known, 4, 0)[1] == "new"
 
 
-def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
-    """And of no other."""
+def test_late_telemetry_fills_gaps_of_its_own_session_only() -> None:
+    """Gaps of other sessions stay."""
     known, _ = device_state.after_telemetry(SequenceState(session=7), 7, 4, is_stored=False)
     assert known.missing == 4
     assert device_state.after_backlog(known, 7, 2).missing == 3
@@ -126,8 +126,11 @@ def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
         ),
     ],
 )
-def test_when_something_was_measured(then: DeviceTime | None, sent: DeviceTime | None, at: float, dated: str) -> None:
-    """By the clock that is never set where it can tell, by the other where that is plausible, else marked unsure."""
+def test_measurement_time_prefers_the_monotonic_clock(
+    then: DeviceTime | None, sent: DeviceTime | None, at: float, dated: str
+) -> None:
+    """The monotonic clock where it can tell, else the wall clock where that is plausible, else the time is marked
+    unsure."""
     assert device_state.measured_at(then, sent, NOW) == (at, dated)
 
 
@@ -137,59 +140,59 @@ moments = st.builds(
 
 
 @given(moments, moments)
-def test_a_device_dates_nothing_into_the_future_or_the_deep_past(then: DeviceTime, sent: DeviceTime) -> None:
-    """Whatever its clocks say."""
+def test_measurement_time_is_bounded(then: DeviceTime, sent: DeviceTime) -> None:
+    """Neither in the future nor far in the past, whatever the device's clocks report."""
     at, _ = device_state.measured_at(then, sent, NOW)
     assert NOW - device_state.MAX_AGE_S <= at <= NOW
 
 
-def told(**changes: Any) -> DesiredVsReported:
+def compare_with(**changes: Any) -> DesiredVsReported:
     given_ = {"state": "online", "session": 9, "counter": 5, "statement_releases": frozenset({("m", "new")})}
     return DesiredVsReported(**{**given_, "reported_session": 9, "acted_upon": 5, **changes})  # type: ignore[arg-type]
 
 
-def said(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
+def model_state(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
     return {"model": "m", "release": release, "desired_release": wanted, "state": state, "detail": detail}
 
 
 @pytest.mark.parametrize(
     ("device", "model", "reason"),
     [
-        (told(), said("running", release="new"), "as desired"),
-        (told(), said("trial", release="new"), "on trial"),
-        (told(), said("fetching"), "fetching"),
-        (told(), said("fetching", detail="waiting for the download window"), "waiting"),
-        (told(), said("staged"), "staged"),
-        (told(), said("failed", detail="no room"), "failed"),
-        (told(), said("rolled back", detail="golden input"), "rolled back"),
-        (told(), said("safe mode"), "safe mode"),
-        (told(), said("running", release="old", wanted="old"), "not applied"),
-        (told(), None, "not applied"),
-        (told(acted_upon=4), said("running", release="new"), "not applied"),
-        (told(acted_upon=4, statement_problem="expired"), said("running"), "refused"),
-        (told(state="stale"), said("running", release="new"), "stale"),
-        (told(state="offline"), said("running", release="new"), "offline"),
-        (told(state="offline"), None, "offline"),
-        (told(reported_session=8), said("running", release="new"), "older session"),
-        (told(statement_releases=frozenset()), said("running"), "not published"),
+        (compare_with(), model_state("running", release="new"), "as desired"),
+        (compare_with(), model_state("trial", release="new"), "on trial"),
+        (compare_with(), model_state("fetching"), "fetching"),
+        (compare_with(), model_state("fetching", detail="waiting for the download window"), "waiting"),
+        (compare_with(), model_state("staged"), "staged"),
+        (compare_with(), model_state("failed", detail="no room"), "failed"),
+        (compare_with(), model_state("rolled back", detail="golden input"), "rolled back"),
+        (compare_with(), model_state("safe mode"), "safe mode"),
+        (compare_with(), model_state("running", release="old", wanted="old"), "not applied"),
+        (compare_with(), None, "not applied"),
+        (compare_with(acted_upon=4), model_state("running", release="new"), "not applied"),
+        (compare_with(acted_upon=4, statement_problem="expired"), model_state("running"), "refused"),
+        (compare_with(state="stale"), model_state("running", release="new"), "stale"),
+        (compare_with(state="offline"), model_state("running", release="new"), "offline"),
+        (compare_with(state="offline"), None, "offline"),
+        (compare_with(reported_session=8), model_state("running", release="new"), "older session"),
+        (compare_with(statement_releases=frozenset()), model_state("running"), "not published"),
     ],
 )
-def test_each_difference_has_its_reason(
+def test_each_desired_reported_difference_has_a_reason(
     device: DesiredVsReported, model: Mapping[str, Any] | None, reason: str
 ) -> None:
-    """A device that is gone is never said to be as wanted, whatever it said last."""
+    """An offline device never counts as converged, whatever it reported last."""
     found = device_state.find_differences({"m": "new"}, [model] if model else [], device)
-    assert [one.kind for one in found] == [reason]
+    assert [item.kind for item in found] == [reason]
 
 
-def test_what_nobody_wants_any_more_is_unwanted() -> None:
-    """Until the device has stopped it."""
-    (found,) = device_state.find_differences({}, [said("running", wanted="")], told())
+def test_a_model_no_longer_desired_is_unwanted() -> None:
+    """It stays listed until the device has stopped it."""
+    (found,) = device_state.find_differences({}, [model_state("running", wanted="")], compare_with())
     assert (found.kind, found.running, found.desired) == ("not desired", "old", "")
 
 
-def test_a_dead_devices_facts_are_not_current() -> None:
-    """Neither are those of a session before this one."""
+def test_facts_of_a_dead_device_are_not_current() -> None:
+    """Facts of an earlier session are not current either."""
     for state, session, current in (("online", 9, True), ("online", 8, False), ("offline", 9, False)):
         found = device_state.fact({"session": session}, 5.0, state=state, session=9)  # type: ignore[arg-type]
         assert found is not None and (found.current, found.at) == (current, 5.0)
@@ -225,14 +228,15 @@ def telemetry(**more: Any) -> Telemetry:
         (telemetry(backlog=BacklogState(dropped_idle=3)), 0.0, {"telemetry dropped"}),
     ],
 )
-def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, kinds: set[str]) -> None:
-    """And each kind has a word on what to do."""
+def test_problems_in_telemetry_are_detected(message: Telemetry, clock: float | None, kinds: set[str]) -> None:
+    """Each kind has advice."""
     found = conditions.from_telemetry(message, clock)
     assert set(found) == kinds and kinds <= set(conditions.REMEDIES)
 
 
-def test_what_a_report_says_is_wrong() -> None:
-    """Safe mode says it all; a failure names model, release and reason; disobeying a statement is another thing."""
+def test_problems_in_a_report_are_detected() -> None:
+    """Safe mode hides all others; a failure names model, release and reason; a refused statement is a kind of its
+    own."""
     failed = ModelState("m", "old", "new" * 10, "rolled back", "its own part failed")
     assert set(conditions.from_report(Reported(1, 1, (failed,), statement_problem="expired"))) == {
         "failing release",
@@ -250,8 +254,8 @@ def test_what_a_report_says_is_wrong() -> None:
         ("Its own part failed 5 times", "its own  part failed 7 times"),
     ],
 )
-def test_the_same_failure_has_the_same_cause_everywhere(one: str, other: str) -> None:
-    """Without digests, numbers and names."""
+def test_equal_failures_have_equal_causes_across_devices(one: str, other: str) -> None:
+    """The cause leaves out digests, numbers and names."""
     assert (
         conditions.normalise_cause(one)
         == conditions.normalise_cause(other)
@@ -260,7 +264,7 @@ def test_the_same_failure_has_the_same_cause_everywhere(one: str, other: str) ->
 
 
 @given(st.text(max_size=2_000))
-def test_a_cause_is_bounded_and_printable(text: str) -> None:
-    """Whatever a device writes there."""
+def test_a_cause_is_truncated_and_printable(text: str) -> None:
+    """Whatever text a device sends."""
     found = conditions.normalise_cause(text)
     assert 0 < len(found) <= conditions.MAX_TEXT_CHARS and found.isprintable()

@@ -1,4 +1,4 @@
-"""Devices: who they are, whether they live, what each is told. Decided on values, with the clock in hand."""
+"""Devices: enrolment, liveness and statements, with a manual clock."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from support.immediate_deployment import deploy
 STALE_S = 10.0
 
 
-class Bench:
+class DevicesHarness:
     """Devices and a director on one folder, with a clock that is set by hand."""
 
-    def __init__(self, folder: Path, database_url: str) -> None:
+    def __init__(self, folder: Path, database_url: str, **limits: int) -> None:
         self.folder = folder
         self.now = 1_000_000.0
         self.database = Database(database_url)
-        self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now)
+        self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now, **limits)
         self.signed: list[Statement] = []
         self.director = Director(self.database, self._sign, statement_s=1_000, now=lambda: self.now)
         self.authority = Authority(folder / "keys")
@@ -72,8 +72,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, database_url: str) -> Bench:
-    return Bench(tmp_path, database_url)
+def bench(tmp_path: Path, database_url: str) -> DevicesHarness:
+    return DevicesHarness(tmp_path, database_url)
 
 
 def birth(session: int, start: str = "", certificate: int | str = "") -> messages.Birth:
@@ -95,8 +95,8 @@ def telemetry(session: int, sequence: int = 1) -> messages.Telemetry:
     )
 
 
-def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
-    """The state after each word, with older sessions and the broker's repetitions among them."""
+def test_a_dead_device_is_never_listed_as_online(bench: DevicesHarness) -> None:
+    """The state after each message, with older sessions and redelivered messages among them."""
     bench.enrol()
     assert bench.devices.state(bench.devices.get("cam")) == "offline"
     story: list[tuple[float, messages.Message, str]] = [
@@ -121,8 +121,8 @@ def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
         assert bench.hear(message) == state, f"step {step}: {message}"
 
 
-def test_strangers_and_revoked_devices_are_not_heard(bench: Bench) -> None:
-    """What they say changes nothing, and harms nobody whose words stand beside it."""
+def test_messages_of_unknown_and_revoked_devices_are_ignored(bench: DevicesHarness) -> None:
+    """They change nothing, and messages of other devices in the same batch are handled."""
     bench.enrol()
     bench.devices.ingest([("stranger", birth(1)), ("cam", birth(1))])
     assert bench.devices.state(bench.devices.get("cam")) == "online"
@@ -132,8 +132,8 @@ def test_strangers_and_revoked_devices_are_not_heard(bench: Bench) -> None:
         bench.devices.get("stranger")
 
 
-def test_a_token_is_good_once_for_one_key_until_it_expires(bench: Bench) -> None:
-    """Wrong, used by another key, expired: the same answer to each."""
+def test_a_claim_token_is_valid_once_for_one_key_until_expiry(bench: DevicesHarness) -> None:
+    """A wrong token, one used with another key and an expired one get the same answer."""
     token, expires = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", expires_s=100))
     assert expires == bench.now + 100
     texts = set()
@@ -150,8 +150,8 @@ def test_a_token_is_good_once_for_one_key_until_it_expires(bench: Bench) -> None
         assert token not in str([row.__dict__ for row in session.query(devices_module.ClaimRow)])
 
 
-def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench) -> None:
-    """A device whose card was replaced counts its sessions from one; what it is told still only grows."""
+def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: DevicesHarness) -> None:
+    """A device whose card was replaced counts its sessions from one; its statements' counter still only grows."""
     bench.enrol()
     bench.release("a1")
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
@@ -164,8 +164,8 @@ def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench
     assert bench.devices.get("cam").counter == counter
 
 
-def test_a_name_that_is_a_devices_is_not_claimed_by_accident(bench: Bench) -> None:
-    """Not while it is enrolled, unless it shall be replaced; and again once it is revoked."""
+def test_claiming_an_enrolled_name_needs_replace(bench: DevicesHarness) -> None:
+    """A name is free again once its device is revoked."""
     bench.enrol()
     with pytest.raises(Conflict, match="`--replace`"):
         bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi3b+"))
@@ -174,8 +174,8 @@ def test_a_name_that_is_a_devices_is_not_claimed_by_accident(bench: Bench) -> No
     assert bench.enrol(key="other").fresh
 
 
-def test_of_two_claims_for_one_name_the_first_used_voids_the_other(bench: Bench) -> None:
-    """Whoever found the second claim cannot take the name from the device that has it now."""
+def test_the_first_claim_used_voids_others_for_the_name(bench: DevicesHarness) -> None:
+    """A leaked second claim cannot take the name from the enrolled device."""
     wish = ClaimRequest(device="cam", device_class="raspberrypi4")
     first, second = (bench.devices.claim(wish)[0] for _ in range(2))
     bench.devices.enrol(first, bench.csr("a"), bench.authority.sign_request)
@@ -183,8 +183,8 @@ def test_of_two_claims_for_one_name_the_first_used_voids_the_other(bench: Bench)
         bench.devices.enrol(second, bench.csr("b"), bench.authority.sign_request)
 
 
-def test_replaced_hardware_is_not_believed_any_more(bench: Bench) -> None:
-    """Its certificate is on the list from the moment the other one enrols, and not before."""
+def test_the_certificate_of_replaced_hardware_is_revoked(bench: DevicesHarness) -> None:
+    """It is on the revocation list from the moment the replacement enrols, and not before."""
     old = serial_of(bench.enrol())
     token, _ = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", replace=True))
     assert bench.devices.revoked_serials() == []
@@ -192,8 +192,8 @@ def test_replaced_hardware_is_not_believed_any_more(bench: Bench) -> None:
     assert bench.devices.revoked_serials() == [old]
 
 
-def test_a_revoked_device_that_speaks_is_named(bench: Bench) -> None:
-    """Its session slipped through and must be ended; the broker's last word about it is no sign of life."""
+def test_messages_of_a_revoked_device_end_its_session(bench: DevicesHarness) -> None:
+    """The session outlived the revocation and is closed; the broker's last will for it is no sign of life."""
     serial = serial_of(bench.enrol())
     bench.devices.revoke("cam")
     assert bench.devices.revoked_serials() == [serial]
@@ -201,13 +201,13 @@ def test_a_revoked_device_that_speaks_is_named(bench: Bench) -> None:
     assert bench.devices.ingest([("cam", telemetry(3))]).intruders == {"cam"}
 
 
-def renewed(bench: Bench, old: Enrolment, key: str) -> Enrolment:
+def renewed(bench: DevicesHarness, old: Enrolment, key: str) -> Enrolment:
     certificate = bench.authority.parse_device_certificate(old.certificate)
     return bench.devices.renew(certificate, bench.csr(key), bench.authority.sign_request)
 
 
-def test_a_renewed_certificate_takes_over_when_it_is_seen_at_work(bench: Bench) -> None:
-    """Until then both are good: the answer may have been lost, and then the old key asks again."""
+def test_a_renewed_certificate_takes_over_on_first_use(bench: DevicesHarness) -> None:
+    """Until then both are valid: if the answer was lost, the device asks again with the old key."""
     first = bench.enrol()
     lost = renewed(bench, first, "lost")
     second = renewed(bench, first, "next")
@@ -220,8 +220,8 @@ def test_a_renewed_certificate_takes_over_when_it_is_seen_at_work(bench: Bench) 
     assert renewed(bench, second, "third").device == "cam"
 
 
-def test_a_revoked_device_renews_nothing(bench: Bench) -> None:
-    """Neither does one whose certificate nobody issued."""
+def test_a_revoked_device_cannot_renew_its_certificate(bench: DevicesHarness) -> None:
+    """Neither can a device with an unknown certificate."""
     first = bench.enrol()
     bench.devices.revoke("cam")
     with pytest.raises(Unauthenticated, match="revoked"):
@@ -231,13 +231,13 @@ def test_a_revoked_device_renews_nothing(bench: Bench) -> None:
         bench.authority.parse_device_certificate(stranger)
 
 
-def copied_at(bench: Bench) -> float | None:
+def copied_at(bench: DevicesHarness) -> float | None:
     with bench.database.read() as session:
         return session.get_one(devices_module.AgentStartsRow, "cam").copied
 
 
-def test_a_copied_card_is_noticed(bench: Bench) -> None:
-    """Two agents that take turns under one name; one agent that reconnects or starts again is no copy."""
+def test_a_cloned_device_is_detected(bench: DevicesHarness) -> None:
+    """Two agents that alternate under one name; one agent that reconnects or restarts is no clone."""
     bench.enrol()
     for number, mark in enumerate(["a", "a", "b", "b", "c", "d"], start=1):
         bench.hear(birth(number, start=mark))
@@ -250,8 +250,8 @@ def serial_of(enrolment: Enrolment) -> int:
     return int(x509.load_pem_x509_certificate(enrolment.certificate).serial_number)
 
 
-def test_requests_that_are_none_are_malformed() -> None:
-    """Neither text nor another PEM is a certificate request."""
+def test_an_invalid_certificate_request_is_malformed() -> None:
+    """Neither plain text nor another PEM is a certificate request."""
     for raw in (b"", b"hello", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"):
         with pytest.raises(MalformedMessage):
             public_key_sha256(raw)
@@ -269,14 +269,14 @@ def test_requests_that_are_none_are_malformed() -> None:
     ],
     ids=str,
 )
-def test_a_claim_that_cannot_be_is_refused(bench: Bench, wish: ClaimRequest) -> None:
-    """Names that are topics, groups that could not be typed again, times without end."""
+def test_an_invalid_claim_is_refused(bench: DevicesHarness, wish: ClaimRequest) -> None:
+    """Names that are topics, groups that cannot be typed again, lifetimes out of bounds."""
     with pytest.raises(UsageError):
         bench.devices.claim(wish)
 
 
-def test_targets_mean_names_groups_labels_or_all(bench: Bench) -> None:
-    """Each device once, however it was meant; a typo brings what is near."""
+def test_targets_are_names_groups_labels_or_all(bench: DevicesHarness) -> None:
+    """Each device is selected once; an unknown name suggests similar ones."""
     bench.enrol("cam-1", group="door", labels={"site": "north"})
     bench.enrol("cam-2", key="k2", group="door")
     bench.enrol("cam-3", key="k3", labels={"site": "north"})
@@ -297,17 +297,16 @@ def test_targets_mean_names_groups_labels_or_all(bench: Bench) -> None:
         bench.devices.revoke("cam-2")
 
 
-def test_history_is_a_ring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that talks for ever does not fill the disk."""
-    monkeypatch.setattr(devices_module, "MAX_TELEMETRY_ROWS", 50)
-    monkeypatch.setattr(devices_module, "TRIM_EVERY", 20)
+def test_telemetry_history_is_bounded(tmp_path: Path, database_url: str) -> None:
+    """The oldest rows are deleted, so that no device fills the disk."""
+    bench = DevicesHarness(tmp_path, database_url, max_telemetry_rows=50, trim_every=20)
     bench.enrol()
     bench.hear(birth(1))
     bench.devices.ingest([("cam", telemetry(1, sequence)) for sequence in range(95)])
     bench.devices.ingest([("cam", telemetry(1, 95))])
-    kept = [one["sequence"] for one in bench.devices.history("cam")]
+    kept = [message["sequence"] for message in bench.devices.history("cam")]
     assert kept[-1] == 95 and 50 <= len(kept) < 50 + 20
-    assert [one["sequence"] for one in bench.devices.history("cam", newest=2)] == [94, 95]
+    assert [message["sequence"] for message in bench.devices.history("cam", newest=2)] == [94, 95]
 
 
 def test_counters_only_grow_and_follow_the_clock() -> None:
@@ -317,14 +316,15 @@ def test_counters_only_grow_and_follow_the_clock() -> None:
     assert next_version(5_000, 1_000.0) == 5_001
 
 
-def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
-    """Deployments of several models add up; one of the same model replaces; each under a higher counter."""
+def test_a_statement_lists_every_desired_release(bench: DevicesHarness) -> None:
+    """Deployments of several models are combined; a newer one of the same model replaces the older, each under a higher
+    counter."""
     bench.enrol()
     for digest in ("a1", "b2", "c3"):
         bench.release(digest)
     for digest, model in (("a1", "digits@1"), ("b2", "faces@1"), ("c3", "digits@2")):
         deploy(bench.database, bench.director, digest, model, ["cam"])
-    told = [{one.model: one.release for one in statement.releases} for statement in bench.signed]
+    told = [{release.model: release.release for release in statement.releases} for statement in bench.signed]
     assert told == [{"digits": "a1"}, {"digits": "a1", "faces": "b2"}, {"digits": "c3", "faces": "b2"}]
     counters = [statement.counter for statement in bench.signed]
     assert counters == sorted(set(counters)) and counters[0] >= bench.now
@@ -332,20 +332,20 @@ def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
     assert bench.director.statements(["other"]) == {}
 
 
-def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench) -> None:
-    """`--now` stands in the signed statement, for the release that it was said of and no other."""
+def test_an_urgent_deployment_is_marked_in_the_statement(bench: DevicesHarness) -> None:
+    """`--now` is part of the signed statement, for that release only."""
     bench.enrol()
     for digest in ("a1", "b1", "b2"):
         bench.release(digest)
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
-    assert [(one.model, one.fetch_now) for one in bench.signed[-1].releases] == [("m", False), ("n", True)]
+    assert [(release.model, release.fetch_now) for release in bench.signed[-1].releases] == [("m", False), ("n", True)]
     deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
-    assert not any(one.fetch_now for one in bench.signed[-1].releases)
+    assert not any(release.fetch_now for release in bench.signed[-1].releases)
 
 
-def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
-    """A fleet that nobody deploys to keeps statements that could still install."""
+def test_statements_are_renewed_at_half_their_lifetime(bench: DevicesHarness) -> None:
+    """Statements of a fleet without deployments stay valid."""
     bench.enrol()
     bench.release("a1")
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
@@ -356,8 +356,9 @@ def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
     assert bench.signed[-1].expires == bench.now + 1_000 and bench.signed[-1].releases == bench.signed[0].releases
 
 
-def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench, tmp_path: Path) -> None:
-    """The same releases, a higher counter; after a kill in between, only what the present director did not sign."""
+def test_statements_are_reissued_when_the_director_key_changes(bench: DevicesHarness, tmp_path: Path) -> None:
+    """With the same releases and a higher counter; after an interruption, only those that the present key did not
+    sign."""
     bench.enrol()
     bench.enrol("other", key="k2")
     bench.release("a1")
@@ -374,8 +375,8 @@ def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench
     assert director.resign_all(signed_by=repository.delegated_keys("director")) == []
 
 
-def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:
-    """Its statement is taken back, and what would still tell it so is refused whole."""
+def test_a_revoked_device_gets_no_statement_and_no_deployment(bench: DevicesHarness) -> None:
+    """Its statement is withdrawn, and a deployment that names it is refused as a whole."""
     bench.enrol()
     bench.enrol("other", key="k2")
     bench.release("a1")
@@ -389,8 +390,8 @@ def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) ->
     assert len(bench.director.deployments()) == 1
 
 
-def test_a_write_that_fails_never_happened(bench: Bench) -> None:
-    """Half a transaction is none."""
+def test_a_failed_write_is_rolled_back(bench: DevicesHarness) -> None:
+    """No half of a transaction is stored."""
     with pytest.raises(RuntimeError), bench.database.write() as session:
         session.add(
             Device(
@@ -410,8 +411,8 @@ def test_a_write_that_fails_never_happened(bench: Bench) -> None:
         bench.devices.get("half")
 
 
-def test_a_claimed_device_that_has_not_come_yet_is_known(bench: Bench) -> None:
-    """It is shown as claimed, and a deployment to it says that it has not enrolled: not that there is none."""
+def test_a_claimed_device_is_listed_before_it_enrols(bench: DevicesHarness) -> None:
+    """A deployment to it reports that it has not enrolled, not that it is unknown."""
     bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
     found = bench.devices.open_claim("cam")
     assert found is not None and found.device == "cam"
@@ -423,8 +424,8 @@ def test_a_claimed_device_that_has_not_come_yet_is_known(bench: Bench) -> None:
     assert [device.name for device in bench.devices.select(["cam"])] == ["cam"]
 
 
-def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None:
-    """An operator who lists the devices sees at once which of them lives without a model, and why in its page."""
+def test_safe_mode_and_refused_statements_are_listed(bench: DevicesHarness) -> None:
+    """The device list marks devices without a running model, the device's page gives the reason."""
     from rich.console import Console
 
     from edgesplit_cli.views.device import device_table
@@ -447,13 +448,13 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     assert "online safe mode" in console.export_text()
 
 
-def last_flood(bench: Bench) -> devices_module.FloodRow:
+def last_flood(bench: DevicesHarness) -> devices_module.FloodRow:
     with bench.database.read() as session:
         return session.get_one(devices_module.FloodRow, "cam")
 
 
-def test_a_device_that_floods_is_held_off_and_comes_back(bench: Bench) -> None:
-    """Its certificate is listed as revoked for a minute, then no more; the next time for two; others never."""
+def test_a_flooding_device_is_blocked_and_readmitted(bench: DevicesHarness) -> None:
+    """Its certificate is listed as revoked for a minute, the next time for two; other devices are unaffected."""
     serial = x509.load_pem_x509_certificate(bench.enrol().certificate).serial_number
     bench.enrol("other", "other-key")
     for times, held_s in ((1, 60), (2, 120)):
@@ -469,9 +470,8 @@ def test_a_device_that_floods_is_held_off_and_comes_back(bench: Bench) -> None:
     assert bench.devices.quarantine("cam", 0) and last_flood(bench).times == 1
 
 
-def test_nobody_is_held_off_who_is_no_device(bench: Bench) -> None:
-    """The controller's own session connects like others, and is never thrown off; nor is a revoked device listed
-    twice."""
+def test_only_devices_are_blocked_for_flooding(bench: DevicesHarness) -> None:
+    """The controller's own session is never closed, and a revoked device is not listed twice."""
     bench.enrol()
     bench.devices.revoke("cam")
     assert not bench.devices.quarantine("controller", 1) and not bench.devices.quarantine("cam", 1)

@@ -1,4 +1,4 @@
-"""Gateways: who is one, who offloads through whom, what each keeps; as the director's signed statements say it."""
+"""Gateways: assignment of devices, cached releases, and the director's signed statements for both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THREE, OTHER, TWO = "a" * 64, "b" * 64, "c" * 64
 """Releases: two whose plans know a gateway, one whose plan knows none."""
 
 
-class Bench:
+class GatewayHarness:
     """Devices, gateways and a director on one folder."""
 
     def __init__(self, folder: Path, database_url: str) -> None:
@@ -45,7 +45,9 @@ class Bench:
                 id=1, name="m", version=1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
                 shown={}, created=0.0,
             ))  # fmt: skip
-            session.add_all(ReleaseRow(digest=one, model_id=1, created=0.0, options={}) for one in (THREE, OTHER, TWO))
+            session.add_all(
+                ReleaseRow(digest=release, model_id=1, created=0.0, options={}) for release in (THREE, OTHER, TWO)
+            )
 
     def _sign(self, statement: Statement) -> bytes:
         return messages.encode(Signed(messages.encode(statement), ()))
@@ -71,12 +73,12 @@ class Bench:
         deploy(self.database, self.director, release, "m@1", names)
         return self.director.refresh_gateway_statements()
 
-    def told(self, name: str) -> Statement:
+    def statement_of(self, name: str) -> Statement:
         raw = self.director.statements([name])[name]
         return messages.decode(messages.decode(raw, Signed).payload, Statement)
 
     def keeps(self, name: str = "gw") -> list[str]:
-        return [one.release for one in self.told(name).gateway_releases]
+        return [release.release for release in self.statement_of(name).gateway_releases]
 
     def runs(self, name: str, release: str) -> list[str]:
         """The device reports that it runs that; who is told anew."""
@@ -87,13 +89,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, database_url: str) -> Bench:
-    return Bench(tmp_path, database_url)
+def bench(tmp_path: Path, database_url: str) -> GatewayHarness:
+    return GatewayHarness(tmp_path, database_url)
 
 
-def test_a_statement_leads_a_device_to_its_gateway_and_tells_that_what_to_keep(bench: Bench) -> None:
-    """Name and address in the device's statement; the release, with its wrapped keys, in the gateway's. Nobody is told
-    twice, and devices without a gateway hear nothing of any."""
+def test_statements_name_the_gateway_and_the_releases_it_caches(bench: GatewayHarness) -> None:
+    """Name and address in the device's statement; the release with its wrapped keys in the gateway's. Repeating changes
+    nothing, and devices without a gateway get none."""
     bench.gateway()
     bench.enrol("cam", "door")
     assert bench.lead("gw", "cam", link="wifi") == []  # nothing was told to either yet
@@ -101,26 +103,27 @@ def test_a_statement_leads_a_device_to_its_gateway_and_tells_that_what_to_keep(b
 
     assert bench.deploy(THREE, "cam", "door") == ["gw"]
 
-    assert bench.told("cam").gateway == Gateway("gw", "10.0.0.7:8500")
-    assert bench.told("door").gateway is None
-    (kept,) = bench.told("gw").gateway_releases
+    assert bench.statement_of("cam").gateway == Gateway("gw", "10.0.0.7:8500")
+    assert bench.statement_of("door").gateway is None
+    (kept,) = bench.statement_of("gw").gateway_releases
     assert (kept.model, kept.release, kept.fetch_now, kept.keys) == ("m", THREE, True, b"gw a")
-    assert bench.told("gw").releases == () and bench.told("cam").gateway_releases == ()
+    assert bench.statement_of("gw").releases == () and bench.statement_of("cam").gateway_releases == ()
     assert bench.director.refresh_gateway_statements() == []
 
 
-def test_a_plan_that_knows_no_gateway_is_not_kept(bench: Bench) -> None:
-    """A gateway relays it, and needs nothing for that."""
+def test_releases_without_gateway_slices_are_not_cached(bench: GatewayHarness) -> None:
+    """A gateway only relays such a release, and needs none of its files."""
     bench.gateway()
     bench.enrol("cam")
     bench.lead("gw", "cam")
     assert bench.deploy(TWO, "cam") == []
     assert bench.director.statements(["gw"]) == {}
-    assert bench.told("cam").gateway == Gateway("gw", "10.0.0.7:8500")
+    assert bench.statement_of("cam").gateway == Gateway("gw", "10.0.0.7:8500")
 
 
-def test_a_release_is_kept_until_no_device_behind_needs_it(bench: Bench) -> None:
-    """What a device still runs stays beside what it shall run; what none reports or shall run goes."""
+def test_a_gateway_keeps_a_release_while_a_device_behind_needs_it(bench: GatewayHarness) -> None:
+    """What a device still runs is kept beside its desired release; a release that no device reports or desires is
+    removed."""
     bench.gateway()
     bench.enrol("cam", "door")
     bench.lead("gw", "cam", "door")
@@ -136,8 +139,9 @@ def test_a_release_is_kept_until_no_device_behind_needs_it(bench: Bench) -> None
     assert bench.runs("door", TWO) == ["gw"] and bench.keeps() == []
 
 
-def test_a_report_makes_a_gateway_keep_nothing_that_was_never_meant(bench: Bench) -> None:
-    """Whatever a device says it runs: another model's release, one that nobody knows, a model it was never told."""
+def test_a_false_report_adds_no_release_to_a_gateway(bench: GatewayHarness) -> None:
+    """Whatever a device reports as running: another model's release, an unknown one, a model that was never deployed to
+    it."""
     bench.gateway()
     bench.enrol("cam")
     bench.lead("gw", "cam")
@@ -149,31 +153,31 @@ def test_a_report_makes_a_gateway_keep_nothing_that_was_never_meant(bench: Bench
     assert bench.keeps() == [THREE]
 
 
-def test_a_gateway_that_moves_or_goes_is_told_to_the_devices_behind_it(bench: Bench) -> None:
-    """Another address; revoked: to the cloud; enrolled again: through it again; `none`: to the cloud for good."""
+def test_gateway_changes_are_restated_to_the_devices_behind_it(bench: GatewayHarness) -> None:
+    """A new address; revoked: to the cloud; enrolled again: through it again; `none`: to the cloud permanently."""
     bench.gateway()
     bench.enrol("cam")
     bench.lead("gw", "cam")
     bench.deploy(THREE, "cam")
 
     bench.gateways.register("gw", "gw.local:9000")
-    assert bench.director.refresh_gateway_statements() == ["cam"] and bench.told("cam").gateway == Gateway(
+    assert bench.director.refresh_gateway_statements() == ["cam"] and bench.statement_of("cam").gateway == Gateway(
         "gw", "gw.local:9000"
     )
 
     bench.devices.revoke("gw")
-    assert bench.director.refresh_gateway_statements() == ["cam"] and bench.told("cam").gateway is None
+    assert bench.director.refresh_gateway_statements() == ["cam"] and bench.statement_of("cam").gateway is None
 
     bench.enrol("gw", profile="jetson-nano")
     assert bench.director.refresh_gateway_statements() == ["gw", "cam"]  # the gateway first
-    assert bench.keeps() == [THREE] and bench.told("cam").gateway is not None
+    assert bench.keeps() == [THREE] and bench.statement_of("cam").gateway is not None
 
     assert bench.lead("none", "cam") == ["cam", "gw"]
-    assert bench.told("cam").gateway is None and bench.keeps() == []
+    assert bench.statement_of("cam").gateway is None and bench.keeps() == []
 
 
-def test_who_cannot_be_a_gateway_or_behind_one_is_told_why(bench: Bench) -> None:
-    """A device that is none, one not enrolled yet, a gateway behind a gateway, an address that is none."""
+def test_invalid_gateway_assignments_are_refused_with_a_reason(bench: GatewayHarness) -> None:
+    """An unknown device, one that has not enrolled, a gateway behind a gateway, an invalid address."""
     bench.enrol("cam", "door")
     with pytest.raises(Conflict, match="claim one with"):
         bench.lead("door", "cam")
@@ -197,9 +201,9 @@ def test_who_cannot_be_a_gateway_or_behind_one_is_told_why(bench: Bench) -> None
             bench.gateways.check_is_gateway(name)
 
 
-def test_a_class_takes_one_way_in_a_release(bench: Bench) -> None:
-    """Devices of one class behind gateways of one profile are planned over the slowest uplink; a mixture is refused,
-    with one of each named."""
+def test_a_device_class_uses_one_route_per_release(bench: GatewayHarness) -> None:
+    """Devices of one class behind gateways of one profile are planned for the slowest uplink; a mixture is refused and
+    one device of each route is named."""
     bench.gateway("near")
     bench.gateway("far")
     bench.gateway("strange", profile="raspberrypi5")
@@ -224,10 +228,10 @@ def test_a_class_takes_one_way_in_a_release(bench: Bench) -> None:
         ways("cam", "roof")
 
 
-def test_a_gateways_certificate_serves_under_its_own_name_alone(bench: Bench) -> None:
-    """For the gateway's name, which is no address and no device's; for servers only."""
+def test_a_gateway_certificate_is_valid_for_its_own_name_only(bench: GatewayHarness) -> None:
+    """The name is neither an address nor a device's; the certificate is for servers only."""
     made = x509.load_pem_x509_certificate(bench.authority.sign_gateway(bench.csr("gw"), "gw"))
     names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [one.value for one in names] == ["gw.gateway.edgesplit"]
+    assert [name.value for name in names] == ["gw.gateway.edgesplit"]
     purposes = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH]

@@ -1,4 +1,4 @@
-"""A device's log from afar: bounded, in pieces, without secrets, and from that device or from nobody."""
+"""Log bundles of remote devices: bounded, in parts, without secrets, and accepted from the requested device only."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ TOKEN = "Zk3vQ9-tT0aL_2xWcR7nB5yHdJ8sUeGf4mPiOqKbVwE"
         "-----BEGIN PRIVATE KEY-----\nhunter2",
     ],
 )  # fmt: skip
-def test_secrets_do_not_leave(line: str) -> None:
-    """Tokens, keys, passphrases, whatever they stand in."""
+def test_secrets_are_redacted(line: str) -> None:
+    """Tokens, keys and passphrases, in whatever syntax they stand."""
     told = redact(f"before {line} after")
     assert REDACTED in told and "hunter2" not in told and TOKEN[:20] not in told and "AAECAwQF" not in told
     assert told.startswith("before ")
@@ -67,15 +67,15 @@ def test_secrets_do_not_leave(line: str) -> None:
         "mobilenet-v1-0-25-224-float-with-a-long-name@3",
     ],
 )
-def test_what_an_engineer_needs_stays(line: str) -> None:
-    """Releases by their first digits, paths, names."""
+def test_releases_paths_and_names_are_not_redacted(line: str) -> None:
+    """Releases are shortened to their first digits."""
     assert redact(line) == line
     assert redact(f"release {DIGEST}") == f"release {DIGEST[:12]}…"
 
 
 @given(st.binary(min_size=32, max_size=64), st.sampled_from(["{}", "x={} y", "key: {}", '{{"a": "{}"}}', "in {}."]))
-def test_nothing_random_and_long_gets_through(secret: bytes, around: str) -> None:
-    """Keys as base64 or hex, in whatever they stand."""
+def test_long_random_strings_are_redacted(secret: bytes, around: str) -> None:
+    """Keys as base64 or hex, in whatever syntax they stand."""
     for text in (base64.b64encode(secret).decode(), base64.urlsafe_b64encode(secret).decode(), secret.hex()):
         found = redact(around.format(text))
         assert text not in found and (text[16:40] not in found or len(set(text)) < 8)
@@ -84,19 +84,19 @@ def test_nothing_random_and_long_gets_through(secret: bytes, around: str) -> Non
 @given(st.text(max_size=300))
 @example("CSRF:000")
 @example("password: [[[[abc")
-def test_redacting_is_harmless(text: str) -> None:
-    """It ends, and twice is once."""
+def test_redaction_terminates_and_is_idempotent(text: str) -> None:
+    """For any text."""
     assert redact(redact(text)) == redact(redact(redact(text)))
 
 
-def test_what_follows_a_gone_secret_does_not_hide_behind_it() -> None:
-    """Who writes the mark before a secret does not get it through."""
+def test_text_after_a_redaction_mark_is_still_redacted() -> None:
+    """Text that already contains the mark does not protect a secret that follows it."""
     assert "hunter2" not in redact("token=[redacted]hunter2")
     assert redact("token=[redacted] and more") == "token=[redacted] and more"
 
 
-def test_the_logbook_is_bounded_and_redacted(tmp_path: Path) -> None:
-    """The newest lines, whatever is logged."""
+def test_the_log_buffer_is_bounded_and_redacted(tmp_path: Path) -> None:
+    """It keeps the newest lines."""
     book = LogBuffer(max_bytes=10_000)
     logger = logging.getLogger("test of the logbook")
     logger.propagate = False
@@ -114,7 +114,7 @@ def test_the_logbook_is_bounded_and_redacted(tmp_path: Path) -> None:
     assert sum(map(len, lines)) <= 10_000 and TOKEN not in "".join(lines) and book.dropped > 900
 
 
-class Asked:
+class LogBundleDevice:
     """A device's diagnosis over a folder with keys in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -122,9 +122,11 @@ class Asked:
         load_or_make_key(self.folder.key_file)
         self.secret = self.folder.key_file.read_text()
         self.book = LogBuffer()
-        status = {"device": "cam", "deep": [{"token": TOKEN}], "note": f"Bearer {TOKEN}", "path": folder}
+        self.status: dict[str, Any] = {
+            "device": "cam", "deep": [{"token": TOKEN}], "note": f"Bearer {TOKEN}", "path": folder,
+        }  # fmt: skip
         self.sent: list[LogPiece | JobRefused] = []
-        self.diagnosis = LogBundleService(self.folder, "cam", self.book, lambda: status, lambda pieces, wait: None)
+        self.diagnosis = LogBundleService(self.folder, "cam", self.book, lambda: self.status, lambda pieces, wait: None)
 
     def log(self, text: str) -> None:
         self.book.emit(logging.LogRecord("edgesplit_agent", logging.INFO, "", 0, text, (), None))
@@ -143,9 +145,9 @@ def joined(pieces: list[Any]) -> dict[str, Any]:
     return unpack(whole)
 
 
-def test_a_bundle_tells_enough_and_no_secret(tmp_path: Path) -> None:
-    """D12: versions, state, files by name and size, the log; the device's own keys are looked for and are not there."""
-    asked = Asked(tmp_path)
+def test_a_log_bundle_has_the_diagnosis_and_no_secret(tmp_path: Path) -> None:
+    """D12: versions, state, files by name and size, the log; none of the device's own keys is in it."""
+    asked = LogBundleDevice(tmp_path)
     asked.log("hello")
     lines = [line for line in asked.secret.splitlines() if "PRIVATE" not in line]
     asked.log(f"somebody logs a key: {asked.secret}")
@@ -154,14 +156,14 @@ def test_a_bundle_tells_enough_and_no_secret(tmp_path: Path) -> None:
     assert {"format", "device", "versions", "machine", "files", "status", "log"} <= set(found)
     text = json.dumps(found)
     assert TOKEN not in text and not any(line in text for line in lines) and "hello" in found["log"][0]
-    assert any(one["name"] == "identity/key.pem" and one["mode"] == "0o600" for one in found["files"])
+    assert any(file["name"] == "identity/key.pem" and file["mode"] == "0o600" for file in found["files"])
     assert redact_known(lines[0], known_secrets(asked.folder)) == REDACTED
     assert "hello" in log_lines(found)[1]
 
 
-def test_a_bundle_is_no_longer_than_was_asked(tmp_path: Path) -> None:
-    """The oldest lines are left away; where even nothing of the log fits, that is said."""
-    asked = Asked(tmp_path)
+def test_a_log_bundle_keeps_to_the_requested_size(tmp_path: Path) -> None:
+    """The oldest lines are dropped; a bundle without room for any line reports that."""
+    asked = LogBundleDevice(tmp_path)
     rng = random.Random(7)
     for number in range(2_000):
         asked.log(f"{number} " + " ".join(str(rng.random()) for _ in range(10)))
@@ -169,28 +171,28 @@ def test_a_bundle_is_no_longer_than_was_asked(tmp_path: Path) -> None:
     content = joined(found)
     assert sum(len(piece.data) for piece in found if isinstance(piece, LogPiece)) <= 20_000
     assert "1999 " in content["log"][-1] and content["lines_left_away"] > 0
-    asked.diagnosis._status = lambda: {"noise": [rng.random() for _ in range(500)]}
+    asked.status = {"noise": [rng.random() for _ in range(500)]}
     (refused,) = asked.answer(job(2, most_bytes=1_024), 100.0 + PAUSE_S)
     assert isinstance(refused, JobRefused) and "smallest" in refused.reason
 
 
-def test_a_device_answers_no_more_often_than_it_can_afford(tmp_path: Path) -> None:
-    """Whoever may ask, a second one within the pause is refused."""
-    asked = Asked(tmp_path)
+def test_a_device_limits_the_rate_of_log_bundles(tmp_path: Path) -> None:
+    """A second request within the pause is refused, whatever its origin."""
+    asked = LogBundleDevice(tmp_path)
     assert isinstance(asked.answer(job(1), 50.0)[0], LogPiece)
     (refused,) = asked.answer(job(2), 50.0 + PAUSE_S - 1)
     assert isinstance(refused, JobRefused)
 
 
 @pytest.mark.parametrize("change", [{"what": "shell"}, {"id": "../../etc"}, {"max_bytes": 10**9}, {"what": "logs; rm"}])
-def test_a_job_is_one_of_a_closed_list(change: dict[str, Any]) -> None:
-    """Anything else is malformed before anybody looks at it."""
+def test_an_unknown_job_is_malformed(change: dict[str, Any]) -> None:
+    """Only the listed jobs are decoded."""
     raw = messages.msgspec.msgpack.encode({"type": "job", "id": "0" * 16, "what": "logs", **change})
     with pytest.raises(MalformedMessage):
         messages.decode(raw, DeviceJob)
 
 
-class Desk:
+class LogBundleHarness:
     """A controller's bundles, and what was asked of which device."""
 
     def __init__(self, folder: Path) -> None:
@@ -203,7 +205,7 @@ class Desk:
         )
 
     def say(self, name: str, *said: LogPiece | JobRefused) -> None:
-        self.world.devices.ingest([(name, one) for one in said])
+        self.world.devices.ingest([(name, message) for message in said])
 
 
 def pieces(number: str, content: bytes, size: int = 300) -> list[LogPiece]:
@@ -217,9 +219,9 @@ def pieces(number: str, content: bytes, size: int = 300) -> list[LogPiece]:
 CONTENT = gzip.compress(json.dumps({"log": ["x" * 10, *map(str, range(999))]}).encode())
 
 
-def test_pieces_in_any_order_make_the_bundle(tmp_path: Path) -> None:
-    """Doubled and shuffled; before the last one it is coming."""
-    desk = Desk(tmp_path)
+def test_log_bundle_parts_arrive_in_any_order(tmp_path: Path) -> None:
+    """Duplicated and shuffled; before the last part the bundle is pending."""
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     (name, sent), *_ = desk.asked
     assert name == "cam" and sent.id == asked["id"] and asked["state"] == "requested"
@@ -235,9 +237,9 @@ def test_pieces_in_any_order_make_the_bundle(tmp_path: Path) -> None:
     assert desk.bundles.get("cam", asked["id"])["state"] == "complete"
 
 
-def test_nobody_answers_for_another_device(tmp_path: Path) -> None:
-    """Nor without being asked, nor after it was refused, nor with pieces that do not fit."""
-    desk = Desk(tmp_path)
+def test_log_bundle_parts_of_another_device_are_ignored(tmp_path: Path) -> None:
+    """Also unsolicited parts, parts after a refusal, and parts that do not fit together."""
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("thief", *pieces(asked["id"], CONTENT))
     desk.say("cam", *pieces("f" * 16, CONTENT))
@@ -250,18 +252,19 @@ def test_nobody_answers_for_another_device(tmp_path: Path) -> None:
     assert found["state"] == "corrupt" and found["content"] is None
 
 
-def test_a_refusal_is_told(tmp_path: Path) -> None:
-    """With the device's reason."""
-    desk = Desk(tmp_path)
+def test_a_refused_log_bundle_reports_the_devices_reason(tmp_path: Path) -> None:
+    """The operator reads the reason that the device sent."""
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("cam", JobRefused(id=asked["id"], reason="not now"))
     found = desk.bundles.get("cam", asked["id"])
     assert (found["state"], found["reason"]) == ("refused", "not now")
 
 
-def test_a_device_is_asked_once_at_a_time_and_only_where_it_is_there(tmp_path: Path) -> None:
-    """Two operators share one answer; what never came is given up; the newest few are kept."""
-    desk = Desk(tmp_path)
+def test_one_log_bundle_request_is_in_flight_per_device(tmp_path: Path) -> None:
+    """Two operators share one answer; an unanswered request times out; an offline device is not asked; the newest few
+    bundles are kept."""
+    desk = LogBundleHarness(tmp_path)
     first = desk.bundles.request("cam", "me")
     assert desk.bundles.request("cam", "you")["id"] == first["id"] and len(desk.asked) == 1
     for _ in range(MAX_BUNDLES + 2):
@@ -284,15 +287,15 @@ def test_a_device_is_asked_once_at_a_time_and_only_where_it_is_there(tmp_path: P
     ],
     ids=["empty", "no gzip", "no json", "no object", "cut off", "bomb", "deep"],
 )  # fmt: skip
-def test_a_bundle_that_is_none_is_malformed(content: bytes) -> None:
-    """A device that sends bombs harms nobody who reads its log."""
+def test_an_invalid_log_bundle_is_malformed(content: bytes) -> None:
+    """A decompression bomb from a device does no harm to the reader of its log."""
     with pytest.raises(MalformedMessage):
         unpack(content)
 
 
-def test_a_job_that_cannot_be_sent_is_an_error(tmp_path: Path) -> None:
-    """Not a bundle that never comes."""
-    desk = Desk(tmp_path)
+def test_a_job_that_cannot_be_sent_raises(tmp_path: Path) -> None:
+    """Rather than a bundle that stays pending."""
+    desk = LogBundleHarness(tmp_path)
 
     def fails(name: str, job: DeviceJob) -> None:
         raise LinkError("the broker is gone")
@@ -302,9 +305,9 @@ def test_a_job_that_cannot_be_sent_is_an_error(tmp_path: Path) -> None:
         broken.request("cam", "me")
 
 
-def test_births_do_not_matter_here(tmp_path: Path) -> None:
-    """A birth in the middle of pieces spoils nothing."""
-    desk = Desk(tmp_path)
+def test_a_birth_between_parts_does_not_spoil_the_log_bundle(tmp_path: Path) -> None:
+    """A reconnection in the middle of a transfer is ignored."""
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     first, *rest = pieces(asked["id"], CONTENT)
     desk.say("cam", first)
@@ -313,14 +316,16 @@ def test_births_do_not_matter_here(tmp_path: Path) -> None:
     assert desk.bundles.get("cam", asked["id"])["state"] == "complete"
 
 
-def test_old_bundles_and_those_that_never_came_are_dropped(tmp_path: Path) -> None:
-    """Their pieces too."""
-    desk = Desk(tmp_path)
+def test_old_and_incomplete_log_bundles_are_deleted(tmp_path: Path) -> None:
+    """Together with their parts."""
+    desk = LogBundleHarness(tmp_path)
     asked = desk.bundles.request("cam", "me")
     desk.say("cam", pieces(asked["id"], CONTENT)[0])
     desk.world.now += RETENTION_S["requested"] + 1
     desk.bundles.trim()
-    assert [(one["state"], one["reason"]) for one in desk.bundles.of_device("cam")] == [("corrupt", "it never came")]
+    assert [(bundle["state"], bundle["reason"]) for bundle in desk.bundles.of_device("cam")] == [
+        ("corrupt", "it never came")
+    ]
     desk.say("cam", *pieces(asked["id"], CONTENT))
     assert desk.bundles.of_device("cam")[0]["state"] == "corrupt"
     desk.world.now += RETENTION_S["complete"]

@@ -1,4 +1,4 @@
-"""The fleet as operators see it: counted, listed by the page, what is wrong and why; nothing dead shown as alive."""
+"""The fleet overview: counts, pages, problems and their causes; no dead device is shown as alive."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def world(tmp_path: Path) -> FleetHarness:
     return FleetHarness(new_url(tmp_path))
 
 
-def test_the_overview_counts_what_is_there(database_url: str) -> None:
-    """On both databases: states, versions, cuts of devices that live, failures by cause, what is wrong."""
+def test_the_overview_counts_devices_versions_cuts_and_failures(database_url: str) -> None:
+    """On both databases: states, versions, cuts of online devices, failures by cause, problems."""
     world = FleetHarness(database_url)
     world.add("live-1", "live-2", "silent", "dead", "never")
     world.add("gone", revoked=NOW)
@@ -62,17 +62,19 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     assert seen["agents"] == [{"agent": "0.2", "devices": 4}]
     (model,) = seen["models"]
     assert model["cuts"] == [{"cut": "local", "devices": 2}]
-    assert [(one["release"], one["state"], one["devices"]) for one in model["releases"]] == [(OTHER, "rolled back", 2)]
+    assert [(release["release"], release["state"], release["devices"]) for release in model["releases"]] == [
+        (OTHER, "rolled back", 2)
+    ]
     assert (model["requests"], model["failed"], model["fallbacks"]) == (60, 2, 4)
     (failure,) = seen["failures"]
     assert (failure["devices"], failure["cause"], failure["release"]) == (2, "its own part failed N times", RELEASE)
-    assert [(one["kind"], one["devices"]) for one in seen["conditions"]] == [("failing release", 2)]
-    assert all(one["remedy"] for one in seen["conditions"])
+    assert [(condition["kind"], condition["devices"]) for condition in seen["conditions"]] == [("failing release", 2)]
+    assert all(condition["remedy"] for condition in seen["conditions"])
     assert world.fleet.overview(["other"])["devices"]["total"] == 0
 
 
-def test_what_the_controller_knows_by_itself_is_counted_too(world: FleetHarness) -> None:
-    """Copies, floods, certificates that nobody renews, devices that do not act upon what they are told."""
+def test_controller_side_findings_are_counted(world: FleetHarness) -> None:
+    """Clones, floods, certificates that are not renewed, devices that do not act upon their statements."""
     world.add("cam-1", "cam-2", "cam-3", "cam-4", counter=9, statement=b"signed")
     world.put(
         CertificateRow(
@@ -86,7 +88,7 @@ def test_what_the_controller_knows_by_itself_is_counted_too(world: FleetHarness)
     world.tell("cam-4", 0, agent_version="0.2", statement_counter=8)
     world.now += UNRESPONSIVE_S + 1
     world.tell("cam-4", 1, agent_version="0.2", statement_counter=8)
-    found = {one["kind"]: one for one in world.fleet.conditions()}
+    found = {condition["kind"]: condition for condition in world.fleet.conditions()}
     assert {kind: one["example"] for kind, one in found.items()} == {
         "certificate expires": "cam-1", "copied": "cam-2", "flooding": "cam-3", "unresponsive": "cam-4",
     }  # fmt: skip
@@ -96,13 +98,13 @@ def test_what_the_controller_knows_by_itself_is_counted_too(world: FleetHarness)
         ("cam-3", "flooding"),
         ("cam-4", "unresponsive"),
     ):
-        assert [one["kind"] for one in world.shown(name)["conditions"]] == [kind]
+        assert [condition["kind"] for condition in world.shown(name)["conditions"]] == [kind]
     world.tell("cam-4", 2, agent_version="0.2", statement_counter=9)
     assert world.shown("cam-4")["conditions"] == []
 
 
-def test_the_overview_asks_a_fixed_number_of_questions(world: FleetHarness) -> None:
-    """Counts are the database's work: forty devices take as many statements as four."""
+def test_the_overview_needs_a_constant_number_of_queries(world: FleetHarness) -> None:
+    """Forty devices take as many statements as four, because the database counts."""
     asked: list[str] = []
 
     def count() -> int:
@@ -110,29 +112,31 @@ def test_the_overview_asks_a_fixed_number_of_questions(world: FleetHarness) -> N
         world.fleet.overview()
         return len(asked)
 
-    event.listen(world.database._engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
+    with world.database.read() as session:
+        engine = session.get_bind().engine
+    event.listen(engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
     world.add(*(f"cam-{number}" for number in range(4)))
     few = count()
     world.add(*(f"more-{number}" for number in range(36)))
     world.birth(*(f"more-{number}" for number in range(36)))
-    assert count() == few and not any("devices.telemetry" in one for one in asked)
+    assert count() == few and not any("devices.telemetry" in name for name in asked)
 
 
-def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: FleetHarness) -> None:
-    """No "200 OK" for a dead device: telemetry is null and a model's state unknown, their age beside them."""
+def test_last_values_of_a_dead_device_are_not_shown_as_current(world: FleetHarness) -> None:
+    """A dead device's telemetry is null and a model's state unknown, with their age beside them."""
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs())
     world.tell("cam", 0, window())
     alive = world.shown("cam")
     assert alive["telemetry"]["sequence"] == 0 and alive["models"][0]["state"] == "running"
-    assert all(one["current"] for one in alive["facts"].values())
+    assert all(value["current"] for value in alive["facts"].values())
     for after_s, said, state in ((0.0, Death(1), "offline"), (60.0, Birth(2, 0, "1", "pi4", False, ""), "online")):
         world.now += after_s
         world.devices.ingest([("cam", said)])  # type: ignore[list-item]
         shown = world.shown("cam")
         assert shown["state"] == state and shown["telemetry"] is None and shown["last_telemetry"]["sequence"] == 0
-        assert [(one["state"], one["last_state"], one["current"]) for one in shown["models"]] == [
+        assert [(model["state"], model["last_state"], model["current"]) for model in shown["models"]] == [
             ("unknown", "running", False)
         ]
         assert not shown["facts"]["telemetry"]["current"] and not shown["facts"]["reported"]["current"]
@@ -141,8 +145,8 @@ def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: FleetHarness)
     assert "unknown" in line.plain and "running" in line.plain and "said" in line.plain
 
 
-def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
-    """By the statement that is retained for it, and what it says."""
+def test_the_reason_for_a_desired_reported_difference_is_shown(world: FleetHarness) -> None:
+    """From the retained statement and the device's report."""
     signed = Signed(
         messages.encode(Statement(device="cam", releases=(DesiredRelease("m", RELEASE),), counter=8, expires=9)), ()
     )
@@ -157,8 +161,8 @@ def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
     assert "not applied (it acts upon statement 7, and 8 was said)" in line.plain
 
 
-def test_messages_out_of_order_are_counted_and_shown(world: FleetHarness) -> None:
-    """What is missing, what came twice, what came out of order, what was of an older session."""
+def test_missing_duplicate_and_reordered_messages_are_counted(world: FleetHarness) -> None:
+    """What is missing, came twice, came out of order, or belonged to an older session."""
     world.add("cam")
     world.birth("cam", session=3)
     for session, sequence in ((3, 0), (3, 4), (3, 2), (3, 2), (2, 9)):
@@ -173,8 +177,8 @@ def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Backlog:
     return Backlog(batch=number, sent_at=DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=up_s), messages=measured)
 
 
-def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: str) -> None:
-    """However often it is sent; what is known of now does not change by it, and the device hears that it may forget."""
+def test_late_telemetry_is_stored_once_at_its_measurement_time(database_url: str) -> None:
+    """However often it is sent; the current state does not change by it, and the device receives an acknowledgement."""
     world = FleetHarness(database_url)
     world.add("cam")
     world.birth("cam", session=5)
@@ -192,16 +196,16 @@ def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: s
         taken = world.devices.ingest([("cam", late(number, *measured))])
         assert ("cam", Ack(batch=number)) in taken.acks
     history = world.devices.history("cam")
-    assert [(one["session"], one["sequence"], one["from_backlog"], one["dated"]) for one in history] == [
+    assert [tuple(message[key] for key in ("session", "sequence", "from_backlog", "dated")) for message in history] == [
         (4, 0, True, "age"), (4, 1, True, "age"), (4, 2, True, "age"), (5, 0, False, "now"),
     ]  # fmt: skip
-    assert [one["at"] for one in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
+    assert [message["at"] for message in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
     shown = world.shown("cam")
     assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
 
 
-def test_a_device_is_told_about_once_a_minute_what_was_stored(world: FleetHarness) -> None:
-    """So that it may forget it; not at every message."""
+def test_telemetry_is_acknowledged_about_once_a_minute(world: FleetHarness) -> None:
+    """After an acknowledgement the device deletes what was stored."""
     world.add("cam")
     world.birth("cam")
     assert world.tell("cam", 0).acks == [("cam", Ack(session=1, sequence=0))]
@@ -210,17 +214,17 @@ def test_a_device_is_told_about_once_a_minute_what_was_stored(world: FleetHarnes
     assert world.tell("cam", 2).acks == [("cam", Ack(session=1, sequence=2))]
 
 
-def test_late_telemetry_that_is_too_large_is_refused_alone(world: FleetHarness) -> None:
+def test_oversized_late_telemetry_is_refused_alone(world: FleetHarness) -> None:
     """A hostile device cannot store more by sending it late."""
     world.add("cam")
     world.birth("cam")
     huge = telemetry(1, 7, *(TelemetryWindow(model=f"m{n}", release="r" * 100, row="x" * 200) for n in range(100)))
     world.devices.ingest([("cam", late(1, huge, telemetry(1, 8)))])
-    assert [one["sequence"] for one in world.devices.history("cam")] == [8]
+    assert [message["sequence"] for message in world.devices.history("cam")] == [8]
     assert world.shown("cam")["heard"]["refused"] == 1
 
 
-def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> None:
+def test_buckets_sum_requests_and_weight_means(database_url: str) -> None:
     """Sums of requests, means weighed by them, late ones in their own minute; each message counts once."""
     world = FleetHarness(database_url)
     world.add("cam")
@@ -250,7 +254,7 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
     device = minutes[""][1]
     assert (device["samples"], device["under_voltage"], device["celsius_max"]) == (2, 1, 70.0)
     hours = world.rolling.device_history("cam", "hour", start - 7_200, world.now)
-    assert [one["requests"] for one in hours["m"]] == [5, 40]
+    assert [bucket["requests"] for bucket in hours["m"]] == [5, 40]
     days_and_months: tuple[Span, ...] = ("day", "month")
     for span in days_and_months:
         (whole,) = world.rolling.device_history("cam", span, start - 7_200, world.now)["m"]
@@ -271,9 +275,9 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
         assert world.rolling.device_history("cam", span, start - 40 * 86_400, world.now) == {}, span
 
 
-def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: str) -> None:
-    """All devices that run it together; who may see one group sees that group's requests; what no real device answered
-    is counted apart."""
+def test_model_history_is_summed_by_group_and_origin(database_url: str) -> None:
+    """All devices that run a model together; an operator of one group sees that group's requests; emulated and
+    simulated devices are counted apart."""
     world = FleetHarness(database_url)
     world.now = NOW // 86_400 * 86_400 + 100.0
     world.add("door-1", "door-2")
@@ -298,7 +302,7 @@ def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: st
     )
 
 
-def test_pages_follow_each_other_without_gaps(world: FleetHarness) -> None:
+def test_device_pages_have_no_gaps(world: FleetHarness) -> None:
     """Devices and open claims together by name, each once, however small a page is."""
     names = [f"cam-{number:02}" for number in range(12)]
     world.add(*names[::2])
@@ -311,7 +315,7 @@ def test_pages_follow_each_other_without_gaps(world: FleetHarness) -> None:
         after = ""
         while True:
             page = world.listing.page(ListingQuery(limit=limit, after=after))
-            some = sorted([*(one.name for one in page.devices), *(one.device for one in page.claims)])
+            some = sorted([*(device.name for device in page.devices), *(claim.device for claim in page.claims)])
             assert len(some) <= limit
             found += some
             after = page.after
@@ -320,8 +324,8 @@ def test_pages_follow_each_other_without_gaps(world: FleetHarness) -> None:
         assert found == names
 
 
-def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> None:
-    """Group, label, state, a part of the name, what is wrong, what runs; and never beyond the groups one may see."""
+def test_devices_are_filtered_by_their_attributes(database_url: str) -> None:
+    """Group, label, state, part of the name, problem, release; never beyond the operator's groups."""
     world = FleetHarness(database_url)
     world.add("cam-1", "cam-2")
     world.add("yard-1", group="yard", labels={"site": "bergen"})
@@ -337,8 +341,8 @@ def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> No
         world.page(state="dead")
 
 
-def test_a_condition_begins_once_and_ends(world: FleetHarness) -> None:
-    """Its text may change, its beginning does not; it is over with the first message that does not have it."""
+def test_a_condition_keeps_its_start_time_and_ends(world: FleetHarness) -> None:
+    """Its text may change; it is over with the first message without it."""
     world.add("cam")
     world.birth("cam")
     for number, speed in enumerate((0.6, 0.5)):
@@ -354,8 +358,8 @@ def test_a_condition_begins_once_and_ends(world: FleetHarness) -> None:
     assert world.shown("cam")["conditions"] == []
 
 
-def test_a_device_with_another_key_begins_anew(world: FleetHarness) -> None:
-    """What the hardware before it said is not its own."""
+def test_a_device_with_a_new_key_starts_without_history(world: FleetHarness) -> None:
+    """What the replaced hardware reported is dropped."""
     from edgesplit_controller.fleet import ingest
 
     world.add("cam")
@@ -368,8 +372,8 @@ def test_a_device_with_another_key_begins_anew(world: FleetHarness) -> None:
     assert world.fleet.overview()["models"] == []
 
 
-def test_an_overview_is_readable_on_a_terminal(world: FleetHarness, tmp_path: Path) -> None:
-    """Also one of an empty fleet, and where devices are called and say what terminals would obey."""
+def test_an_overview_is_safe_to_print_on_a_terminal(world: FleetHarness, tmp_path: Path) -> None:
+    """Also for an empty fleet, and where device names and texts contain escape sequences."""
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs("failed", "no \x1b[31mroom"))
@@ -382,19 +386,19 @@ def test_an_overview_is_readable_on_a_terminal(world: FleetHarness, tmp_path: Pa
         assert "devices" in printed.get() and "\x1b[31m" not in printed.get()
 
 
-def test_what_comes_late_first_and_live_afterwards_is_one_message(world: FleetHarness) -> None:
-    """Whatever the order: a device that says a thing twice in two ways stores it once, and harms nobody beside it."""
+def test_a_message_sent_late_and_live_is_stored_once(world: FleetHarness) -> None:
+    """In either order, and without effect on other devices in the batch."""
     world.add("cam", "other")
     world.birth("cam", "other", session=5)
     said = telemetry(6, 3, measured_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=9_000.0))
     world.devices.ingest([("cam", late(1, said))])
     world.devices.ingest([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
-    assert [(one["session"], one["sequence"]) for one in world.devices.history("cam")] == [(6, 3)]
+    assert [(message["session"], message["sequence"]) for message in world.devices.history("cam")] == [(6, 3)]
     assert len(world.devices.history("other")) == 1
 
 
-def test_a_releases_health_is_one_line() -> None:
-    """With what is known of it and nothing else; of a device that is gone it is not how it is now."""
+def test_release_health_is_printed_on_one_line() -> None:
+    """Only known figures; those of an offline device are not current."""
     whole = {
         "model": "digits", "release": RELEASE, "active_s": 300.0, "requests": 50, "failed": 1, "fallbacks": 2,
         "latency_p95_s": 0.0123, "memory_bytes": 2**20, "drift": 0.25, "top1_agrees": False, "golden_ok": True,

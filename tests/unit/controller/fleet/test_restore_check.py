@@ -1,4 +1,4 @@
-"""After a restore: which devices were told something newer, by their own word, and nobody else decides for them."""
+"""After a restore: devices that report a newer counter than the restored database are marked."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def a_device(counter: int | None) -> Device:
         (None, (7, 7), True, 7),
     ],
 )
-def test_what_a_device_acts_upon_tells_whether_it_knows_more(
+def test_a_device_with_a_newer_counter_than_the_restored_row_is_marked(
     database_url: str, told: int | None, acts_upon: tuple[int, ...], restored: bool, counter: int
 ) -> None:
-    """As new as its row, or older: it is like any other. Newer, however often it says so: it stays marked, and what is
-    told to it next counts from there; the audit trail has it once for each."""
+    """A counter equal to the row's or older changes nothing. A newer one, however often reported, leaves the device
+    marked, and its next statement counts from there; the audit trail has one entry for each newer counter."""
     database = Database(database_url)
     with database.write() as session:
         session.add(a_device(told))
@@ -53,6 +53,8 @@ def test_what_a_device_acts_upon_tells_whether_it_knows_more(
         after = session.get(Device, "cam")
         said = session.scalars(select(Event.what)).all()
     assert after is not None and ((after.restored is not None), after.counter) == (restored, counter)
-    ahead = {one for at, one in enumerate(acts_upon) if restored and one > max((told or 0, *acts_upon[:at]))}
+    ahead = {
+        counter for at, counter in enumerate(acts_upon) if restored and counter > max((told or 0, *acts_upon[:at]))
+    }
     assert said == ["device.ahead"] * len(ahead)
     database.close()

@@ -1,4 +1,4 @@
-"""Which devices an expression means, and what it says of what it does not understand."""
+"""Device selector expressions, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def meant(text: str) -> str:
         ("kind=nothing", ""),
     ],
 )
-def test_an_expression_means_these_devices(text: str, names: str) -> None:
+def test_an_expression_selects_the_matching_devices(text: str, names: str) -> None:
     """`not` binds most, then `and`, then `or`; a device without a label has none of its values."""
     assert meant(text) == names
 
@@ -71,16 +71,16 @@ def test_an_expression_means_these_devices(text: str, names: str) -> None:
         ("site=not", 5, "in quotes"),
     ],
 )
-def test_an_error_points_at_the_place(text: str, at: int, says: str) -> None:
-    """What is wrong is told, and a caret stands below it."""
+def test_a_syntax_error_points_at_its_position(text: str, at: int, says: str) -> None:
+    """The message has a caret below the offending word."""
     with pytest.raises(UsageError, match=says) as caught:
         parse_selector(text)
     _, shown, caret = str(caught.value).split("\n")
     assert shown == f"    {text}" and caret == f"    {' ' * at}^"
 
 
-def test_an_expression_is_bounded() -> None:
-    """Length, words and depth: what an operator's script can make is refused before it costs anything."""
+def test_length_and_depth_of_an_expression_are_bounded() -> None:
+    """Length, words and depth beyond the limits are refused before evaluation."""
     with pytest.raises(UsageError, match="letters"):
         parse_selector("x" * (MAX_CHARS + 1))
     with pytest.raises(UsageError, match="words and signs"):
@@ -92,8 +92,8 @@ def test_an_expression_is_bounded() -> None:
     assert parse_selector("(" * MAX_DEPTH + "spare" + ")" * MAX_DEPTH)(FLEET[-1])
 
 
-def test_the_names_it_asks_for_are_known() -> None:
-    """So that a typo in a device's name can be told from a group that is empty."""
+def test_an_expression_lists_the_names_it_uses() -> None:
+    """A mistyped device name can be distinguished from an empty group."""
     selector = parse_selector("cam-1 or (group=doors and not cam-9) or cam-*")
     assert selector.names == {"cam-1", "cam-9"} and selector.comparisons == (("group", "doors"),)
 
@@ -103,8 +103,8 @@ words = st.sampled_from(["site", "=", "!=", "oslo", "(", ")", "and", "or", "not"
 
 @given(st.lists(words, max_size=12).map(" ".join) | st.text(max_size=60))
 @example("(" * 500)
-def test_any_text_is_understood_or_refused(text: str) -> None:
-    """Nothing but a UsageError, and an understood expression answers for every device."""
+def test_any_text_parses_or_is_a_usage_error(text: str) -> None:
+    """No other exception, and a parsed expression evaluates on every device."""
     try:
         selector = parse_selector(text)
     except UsageError:

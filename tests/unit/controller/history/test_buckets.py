@@ -1,4 +1,4 @@
-"""What telemetry adds up to: any order and any grouping of messages gives the same, and months are the calendar's."""
+"""Aggregation of telemetry: independent of order and grouping, with calendar months."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def window(requests: int = 10, **more: object) -> dict[str, object]:
     return {**told, "joules_basis": "measured", **more}
 
 
-def test_a_month_begins_on_its_first_day_and_a_day_at_midnight_in_utc() -> None:
+def test_buckets_start_at_calendar_boundaries_in_utc() -> None:
     """Also in a February, at the last second of a year, and at the first."""
     for text, day, month in (
         ("2028-02-29T23:59:59", "2028-02-29", "2028-02-01"),
@@ -39,7 +39,7 @@ def test_a_month_begins_on_its_first_day_and_a_day_at_midnight_in_utc() -> None:
     assert bucket_start("hour", 7_300.0) == 7_200.0 and bucket_start("minute", 7_300.0) == 7_260.0
 
 
-def test_means_are_weighed_by_requests_and_extremes_stay() -> None:
+def test_means_are_weighted_by_requests_and_extremes_kept() -> None:
     """The p95 of a bucket is the mean of its windows' and the worst of them; energy counts where it was weighed."""
     both = merged(
         content_of_window(window(30, latency_p95_s=0.1)),
@@ -50,8 +50,9 @@ def test_means_are_weighed_by_requests_and_extremes_stay() -> None:
     assert (told["joules"], told["requests"], told["cuts"], told["span_s"]) == (3.0, 40, {"local": 40}, 86_400)
 
 
-def test_what_no_sensor_tells_is_nothing_and_no_nought() -> None:
-    """A device without sensors has no watts, however many messages it sent; the coldest message hides no heat."""
+def test_a_missing_sensor_yields_none_instead_of_zero() -> None:
+    """A device without sensors has no watts, however many messages it sent; the coldest message does not hide the
+    hottest."""
     bare = merged(content_of_message({}, from_backlog=False), content_of_message({}, from_backlog=True))
     told = bucket_view(0.0, "hour", bare)
     assert told["watts"] is None and told["celsius_max"] is None and (told["samples"], told["from_backlog"]) == (2, 1)
@@ -62,8 +63,8 @@ def test_what_no_sensor_tells_is_nothing_and_no_nought() -> None:
     assert (told["celsius_max"], told["watts"], told["throttled"]) == (71.0, 4.0, 1)
 
 
-def test_names_that_devices_make_up_fill_no_bucket() -> None:
-    """Beyond so many rows all others are counted together, and none is lost."""
+def test_rows_per_bucket_are_bounded() -> None:
+    """Beyond the limit all others are counted in one row, and none is lost."""
     whole = reduce(merged, (content_of_window(window(1, row=f"row-{number}")) for number in range(3 * MOST_CUTS)))
     assert len(whole["cuts"]) == MOST_CUTS + 1 and whole["cuts"][OTHER] == 2 * MOST_CUTS
     assert sum(whole["cuts"].values()) == 3 * MOST_CUTS
@@ -74,9 +75,9 @@ _MESSAGES = st.lists(st.builds(lambda celsius: {"power": {"celsius": celsius}}, 
 
 
 @given(_MESSAGES, st.integers(1, 7))
-def test_however_it_is_grouped_it_adds_up_to_the_same(messages: list[dict[str, object]], cut: int) -> None:
+def test_aggregation_is_independent_of_grouping_and_order(messages: list[dict[str, object]], cut: int) -> None:
     """Minutes into hours or messages into hours; forwards or backwards."""
-    contents: list[Content] = [content_of_message(one, from_backlog=False) for one in messages]
+    contents: list[Content] = [content_of_message(message, from_backlog=False) for message in messages]
     cut = min(cut, len(contents) - 1)
     halves = merged(reduce(merged, contents[:cut]), reduce(merged, contents[cut:]))
     assert halves == reduce(merged, contents) == reduce(merged, contents[::-1])

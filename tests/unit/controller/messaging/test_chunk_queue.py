@@ -1,4 +1,4 @@
-"""When a chunk that was asked for is sent, and to whom."""
+"""The chunk queue: when a requested chunk is sent, and to which devices."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from edgesplit_controller.messaging.chunk_queue import (
 LATER_S = LONGEST_GATHER_S
 
 
-def test_a_lone_device_is_answered_at_once() -> None:
-    """Nothing is waited for while nobody else fetches."""
+def test_a_single_device_is_served_immediately() -> None:
+    """There is no gathering delay while no other device fetches."""
     chunks = ChunkQueue()
     chunks.request("cam", "r", ("1", "2"), now=10.0)
     assert chunks.take(10.0) == [Due("1"), Due("2")] and chunks.next_due() is None
 
 
-def test_a_crowd_waits_a_little_longer_for_each_other() -> None:
-    """A lone device not at all, a few as ever, and nobody more than a second."""
+def test_the_gathering_time_grows_with_the_number_of_devices() -> None:
+    """None for a single device, the usual time for a few, at most a second for many."""
     waits = [gather_s(count) for count in (1, 2, 8, 50, 10_000)]
     assert waits == sorted(waits)
     assert (waits[0], waits[1], waits[2], waits[-1]) == (0.0, GATHER_S, GATHER_S, 1.0)
 
 
-def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:
-    """Each chunk once for all who ask within the gathering time; again for who asks after it was sent."""
+def test_simultaneous_requests_share_one_published_chunk() -> None:
+    """Each chunk once for all requests within the gathering time; again for a request after it was sent."""
     chunks = ChunkQueue()
     chunks.request("cam-1", "r", ("0",), now=10.0)
     chunks.take(10.0)
@@ -46,11 +46,11 @@ def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:
     assert chunks.next_due() == pytest.approx(10.0 + GATHER_S)
     assert chunks.take(10.0 + GATHER_S) == [Due("1"), Due("2")]
     chunks.request("cam-4", "r", ("1",), now=10.06)
-    assert [one.sha256 for one in chunks.take(10.06 + GATHER_S)] == ["1"]
+    assert [chunk.sha256 for chunk in chunks.take(10.06 + GATHER_S)] == ["1"]
 
 
-def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
-    """A device alone again is answered at once again; other releases do not count."""
+def test_a_past_fetch_adds_no_gathering_time() -> None:
+    """A device that is the only one again is served immediately; other releases do not count."""
     chunks = ChunkQueue()
     chunks.request("cam-1", "r", ("1",), now=10.0)
     chunks.request("cam-2", "other", ("2",), now=10.0)
@@ -62,8 +62,9 @@ def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
 CROWDED = [f"cam-{number}" for number in range(CROWD + 1)]
 
 
-def test_who_asks_late_is_sent_a_copy_of_its_own() -> None:
-    """All had it a moment ago: a copy for all again would go to each whose first is still on a slow link."""
+def test_a_late_request_is_sent_a_private_copy() -> None:
+    """The shared copy was sent a moment ago: another one would reach every device whose first is still on a slow
+    link."""
     chunks = ChunkQueue()
     for name in CROWDED:
         chunks.request(name, "r", ("1",), now=10.0, accepts_own_copy=True)
@@ -74,8 +75,8 @@ def test_who_asks_late_is_sent_a_copy_of_its_own() -> None:
     assert chunks.take(11.0 + LATER_S) == [Due("2"), Due("1", recipients=("late",))]
 
 
-def test_a_few_share_what_one_of_them_missed() -> None:
-    """The others most likely missed it too, and one copy is for all of them."""
+def test_a_small_group_shares_a_resent_chunk() -> None:
+    """The others most likely missed it too, and one copy serves all of them."""
     chunks = ChunkQueue()
     for name in CROWDED[:20]:
         chunks.request(name, "r", ("1",), now=10.0, accepts_own_copy=True)
@@ -84,8 +85,8 @@ def test_a_few_share_what_one_of_them_missed() -> None:
     assert chunks.take(11.0 + LATER_S) == [Due("1")]
 
 
-def test_where_most_ask_again_all_are_sent_it_again() -> None:
-    """One copy for all that lost it, and not one for each."""
+def test_a_chunk_most_devices_missed_is_published_again() -> None:
+    """One shared copy for all that lost it, instead of one for each."""
     chunks = ChunkQueue()
     for now in (10.0, 12.0):
         for name in CROWDED:
@@ -93,8 +94,8 @@ def test_where_most_ask_again_all_are_sent_it_again() -> None:
         assert chunks.take(now + LATER_S) == [Due("1")]
 
 
-def test_after_a_while_all_are_sent_it_again() -> None:
-    """Who listens now is not who listened then."""
+def test_an_old_chunk_is_published_again() -> None:
+    """The subscribers of now are not those of then."""
     chunks = ChunkQueue()
     for now in (10.0, 10.0 + REPEAT_S + LATER_S):
         for name in CROWDED:
@@ -103,8 +104,8 @@ def test_after_a_while_all_are_sent_it_again() -> None:
         assert Due("1") in chunks.take(now + LATER_S)
 
 
-def test_an_older_agent_listens_for_what_all_are_sent_only() -> None:
-    """It does not say that a copy of its own is good, too: whoever asks with it hears the same copy."""
+def test_an_older_agent_receives_shared_chunks_only() -> None:
+    """Its request does not offer to take a private copy, so the shared copy serves it and all who ask with it."""
     chunks = ChunkQueue()
     for name in CROWDED:
         chunks.request(name, "r", ("1",), now=10.0, accepts_own_copy=True)
@@ -113,8 +114,8 @@ def test_an_older_agent_listens_for_what_all_are_sent_only() -> None:
     assert chunks.take(12.0 + LATER_S) == [Due("1")]
 
 
-def test_a_stream_of_late_comers_costs_nobody_more_than_one_copy_for_all_in_ten_seconds() -> None:
-    """Ten thousand devices that begin over a minute: the broker had copied every chunk to all of them each second."""
+def test_shared_copies_are_limited_to_one_in_ten_seconds() -> None:
+    """When ten thousand devices began over a minute, the broker had copied every chunk to all of them each second."""
     chunks, now = ChunkQueue(), 0.0
     sent: list[Due] = []
     for number in range(600):
@@ -122,16 +123,16 @@ def test_a_stream_of_late_comers_costs_nobody_more_than_one_copy_for_all_in_ten_
         chunks.request(f"cam-{number}", "r", ("1",), now=now, accepts_own_copy=True)
         for other in range(max(0, number - 40), number):  # those before it are at it still, further on
             chunks.request(f"cam-{other}", "r", (f"{number - other + 1}",), now=now, accepts_own_copy=True)
-        due = [one for one in chunks.take(now) if one.sha256 == "1"]
+        due = [chunk for chunk in chunks.take(now) if chunk.sha256 == "1"]
         sent += due if number > 3 * CROWD else []  # from when on they are a crowd
-    to_all = sum(not one.recipients for one in sent)
-    alone = Counter(name for one in sent for name in one.recipients)
+    to_all = sum(not item.recipients for item in sent)
+    alone = Counter(name for item in sent for name in item.recipients)
     assert 0 < to_all <= now / REPEAT_S + 2
     assert sum(alone.values()) > 400 and set(alone.values()) == {1}
 
 
-def test_a_device_that_asks_twice_waits_once() -> None:
-    """Its share of the queue is what it waits for, and it is all free again when it was answered."""
+def test_a_repeated_request_is_queued_once() -> None:
+    """Its share of the queue is what it waits for, and is free again after the answer."""
     chunks = ChunkQueue()
     names = [str(number) for number in range(WAITING_CHUNKS_PER_DEVICE)]
     assert chunks.request("cam", "r", names, now=1.0) == chunks.request("cam", "r", names, now=1.0) == 0

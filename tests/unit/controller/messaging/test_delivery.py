@@ -1,4 +1,5 @@
-"""Delivery: chunks sent once for many, floods bounded, garbage dropped, everything stated anew after a connection."""
+"""Delivery: chunks shared by many devices, bounded floods, dropped garbage, statements republished after a
+reconnection."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ PATIENCE_S = 20.0
 A, B = "a" * 64, "b" * 64
 
 
-def test_who_asks_again_keeps_the_place_and_is_answered_once() -> None:
-    """By the newest asking; another file, and another device, are other wishes."""
+def test_a_repeated_request_keeps_its_place_and_is_answered_once() -> None:
+    """The newest request is answered; another file, or another device, is a request of its own."""
     inbox, wish, other = Inbox(), *map(messages.FetchMetadata, ("metadata/timestamp.json", "metadata/2.root.json"))
     for device, asked, correlation in (
         ("a", wish, b"1"), ("b", wish, b"2"), ("a", wish, b"3"), ("a", other, b"4"),
@@ -45,8 +46,8 @@ def test_who_asks_again_keeps_the_place_and_is_answered_once() -> None:
     assert again is not None and again[0][2] == b"5"
 
 
-def test_an_inbox_bounds_each_device_by_itself() -> None:
-    """A flood loses the flooder's messages only."""
+def test_the_inbox_is_bounded_per_device() -> None:
+    """A flood drops only the flooding device's messages."""
     inbox = Inbox()
     wish = messages.FetchChunks.from_indexes(A, [1])
     taken = [inbox.put("flood", wish) for _ in range(WAITING_PER_DEVICE + 10)]
@@ -60,8 +61,8 @@ def test_an_inbox_bounds_each_device_by_itself() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-def test_a_file_comes_in_pieces_that_make_it(size: int) -> None:
-    """In order, without gap, each small enough; and one that says there is none."""
+def test_a_metadata_file_is_sent_in_ordered_parts(size: int) -> None:
+    """In order, without gap, each small enough; a missing file is one part that reports it."""
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     made = pieces("p", data)
     assert b"".join(piece.data for piece in made) == data
@@ -69,8 +70,8 @@ def test_a_file_comes_in_pieces_that_make_it(size: int) -> None:
     assert [piece.total for piece in pieces("p", None)] == [-1]
 
 
-def test_only_chunks_of_a_known_release_are_sent() -> None:
-    """Others, and too many at once, are malformed wishes."""
+def test_requests_outside_a_known_release_are_malformed() -> None:
+    """Chunks of other releases, and too many at once."""
     listed = tuple(f"{place:064x}" for place in range(1000))
 
     def chunks_of(release: str) -> tuple[str, ...]:
@@ -93,8 +94,8 @@ def test_only_chunks_of_a_known_release_are_sent() -> None:
 
 
 @given(st.sets(st.integers(0, 8 * LIMITS.bitmap_bytes - 1), min_size=1, max_size=LIMITS.fetch_window_chunks))
-def test_a_request_names_exactly_the_chunks_asked_for(places: set[int]) -> None:
-    """Any few places of any list, through the wire and back; always within what a request may have."""
+def test_a_chunk_request_round_trips_its_chunk_numbers(places: set[int]) -> None:
+    """Any few places of any list; always within the limits of a request."""
     raw = messages.encode(messages.FetchChunks.from_indexes(A, places))
     assert len(raw) <= LIMITS.request_bytes
     assert messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes).indexes == sorted(places)
@@ -108,8 +109,8 @@ def test_requests_are_small() -> None:
 
 
 @given(st.binary(max_size=LIMITS.request_bytes))
-def test_no_bytes_of_a_request_name_more_than_a_window(raw: bytes) -> None:
-    """Whatever is decoded as a request names few places, or is malformed."""
+def test_a_decoded_request_names_at_most_one_window(raw: bytes) -> None:
+    """Any bytes decode to few places or are malformed."""
     try:
         wish = messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes)
         assert 0 < len(wish.indexes) <= LIMITS.fetch_window_chunks
@@ -146,7 +147,7 @@ class Channel:
         return self.sent.get(timeout=PATIENCE_S)
 
 
-class Bench:
+class DeliveryHarness:
     """A delivery with a release of one chunk."""
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class Bench:
                 metadata=self.metadata,
                 chunk=lambda sha256: b"weights",
                 release_chunks=lambda release: (B,) if release == A else (),
-                ingest=lambda batch: [self.heard.put(one) for one in batch] and None,
+                ingest=lambda batch: [self.heard.put(message) for message in batch] and None,
                 statements=lambda names: {n: s for n, s in self.told.items() if names is None or n in names},
             )
         )
@@ -175,14 +176,14 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
+def bench() -> Iterator[DeliveryHarness]:
+    made = DeliveryHarness()
     yield made
     made.delivery.stop()
 
 
-def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
-    """A file that is there, one that is not, and a path that is none."""
+def test_metadata_answers_carry_the_correlation_data(bench: DeliveryHarness) -> None:
+    """For an existing file, a missing one, and an invalid path."""
     for path, total in (("metadata/timestamp.json", 2), ("metadata/9.root.json", -1), ("targets/../../ca.key", -1)):
         bench.say("fetch", messages.encode(messages.FetchMetadata(path)), path.encode())
         topic, raw, retained, correlation = bench.channel.next()
@@ -191,8 +192,8 @@ def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
         assert correlation == path.encode()
 
 
-def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> None:
-    """A chunk goes out on its own topic; who asked was heard."""
+def test_a_fetch_publishes_chunks_and_marks_the_device_alive(bench: DeliveryHarness) -> None:
+    """A chunk goes out on its own topic."""
     bench.say("fetch", messages.encode(messages.FetchChunks.from_indexes(A, [0])))
     assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
     assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks.from_indexes(A, [0]))
@@ -202,8 +203,8 @@ def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> Non
     assert bench.delivery.dropped["cam"] == 1
 
 
-def test_a_late_comer_of_a_crowd_is_sent_its_own_copy(bench: Bench) -> None:
-    """On its own topic, under the chunk's digest; agents that do not know of that hear the one for all."""
+def test_a_late_request_is_answered_on_the_devices_own_topic(bench: DeliveryHarness) -> None:
+    """Under the chunk's digest; an agent that does not know that topic gets the shared copy."""
     wish = messages.encode(messages.FetchChunks.from_indexes(A, [0]))
     for number in range(CROWD + 2):
         bench.delivery.on_message(messages.topic(f"cam-{number}", "fetch"), wish, None)
@@ -212,8 +213,8 @@ def test_a_late_comer_of_a_crowd_is_sent_its_own_copy(bench: Bench) -> None:
     assert bench.channel.next() == (messages.topic("late", "fetch_reply"), b"weights", False, bytes.fromhex(B))
 
 
-def test_everything_is_stated_anew_after_a_connection(bench: Bench) -> None:
-    """The broker may have forgotten."""
+def test_statements_are_republished_after_a_reconnection(bench: DeliveryHarness) -> None:
+    """The broker may have lost its retained messages."""
     bench.delivery.on_connect()
     assert bench.channel.next() == (messages.topic("cam", "desired"), b"signed", True, None)
     bench.told["cam"] = b"newer"
@@ -221,8 +222,8 @@ def test_everything_is_stated_anew_after_a_connection(bench: Bench) -> None:
     assert bench.channel.next()[1] == b"newer"
 
 
-def test_what_could_not_be_stated_is_stated_again(bench: Bench) -> None:
-    """A link that fails in the middle costs a moment, whether a connection is made anew or not."""
+def test_a_failed_statement_publish_is_retried(bench: DeliveryHarness) -> None:
+    """A link that fails in the middle delays statements, whether a new connection is made or not."""
     bench.channel.cut = True
     bench.delivery.clear_retained(["gone"])
     bench.delivery.publish_statements(["cam"])
@@ -231,8 +232,8 @@ def test_what_could_not_be_stated_is_stated_again(bench: Bench) -> None:
     assert [bench.channel.next()[:2] for _ in range(4)][-1] == (messages.topic("cam", "desired"), b"signed")
 
 
-def test_a_forgotten_device_leaves_nothing_retained(bench: Bench) -> None:
-    """Every retained topic of its own is cleared, then what it shall run is said."""
+def test_a_deleted_device_leaves_no_retained_messages(bench: DeliveryHarness) -> None:
+    """Every retained topic of the device is cleared, then its statement is published."""
     bench.delivery.clear_retained(["cam"])
     bench.delivery.publish_statements(["cam"])
     cleared = [bench.channel.next() for _ in range(3)]
@@ -245,8 +246,8 @@ def test_a_forgotten_device_leaves_nothing_retained(bench: Bench) -> None:
 
 
 @given(st.binary(max_size=400), st.sampled_from(["birth", "reported", "telemetry", "fetch", "desired", "strange"]))
-def test_no_bytes_of_a_device_raise(payload: bytes, kind: str) -> None:
-    """Whatever comes is heard, answered or counted: the network thread never sees an error."""
+def test_no_device_message_raises_in_the_network_thread(payload: bytes, kind: str) -> None:
+    """Every message is handled, answered or counted as malformed."""
     delivery = Delivery(
         Sources(lambda path: b"", lambda sha256: b"", lambda digest: (), lambda batch: None, lambda names: {})
     )

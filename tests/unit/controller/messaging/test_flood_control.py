@@ -1,11 +1,10 @@
-"""Who floods: a purse for each device, and what happens to one that empties it. No time passes but the test's own."""
+"""Flood control: a token bucket for each device, and the block of one that empties it. The clock is manual."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -34,78 +33,82 @@ PATIENCE_S = 20.0
 FIVE_MINUTES = 300
 
 
-def test_the_fastest_honest_fetch_is_no_flood() -> None:
+def test_the_fastest_regular_fetch_is_not_a_flood() -> None:
     """A device on a local network that asks 800 times a second for minutes, and loses one chunk in twenty."""
-    purses = TokenBuckets()
+    buckets = TokenBuckets()
     for step in range(FIVE_MINUTES * 800):
         now = step / 800
-        purses.consume("cam", MESSAGE_UNITS["fetch"] + 250 / 4_096, now)
+        buckets.consume("cam", MESSAGE_UNITS["fetch"] + 250 / 4_096, now)
         if step % 20 == 0:
-            purses.consume("cam", REPEATED_CHUNK_UNITS, now)
-    assert not purses.is_limited("cam")
+            buckets.consume("cam", REPEATED_CHUNK_UNITS, now)
+    assert not buckets.is_limited("cam")
 
 
-def test_telemetry_births_and_reconnections_of_an_agent_are_no_flood() -> None:
+def test_regular_agent_traffic_is_not_a_flood() -> None:
     """Everything an agent does at its busiest, on a link that breaks four times a second."""
-    purses = TokenBuckets()
+    buckets = TokenBuckets()
     for step in range(FIVE_MINUTES * 4):
-        purses.consume("cam", 100.0 + 1.0 + 1.0 + 1.0, step / 4)
-    assert not purses.is_limited("cam")
+        buckets.consume("cam", 100.0 + 1.0 + 1.0 + 1.0, step / 4)
+    assert not buckets.is_limited("cam")
 
 
-def test_a_sustained_flood_is_told_once_and_again_while_it_lasts_and_ends_when_it_ends() -> None:
-    """Ten times the rate: told when the purse is empty, then every few seconds; calm after half a purse."""
-    purses = TokenBuckets()
-    told = [step / 10_000 for step in range(200_000) if purses.consume("cam", 1.0, step / 10_000)]
-    assert purses.is_limited("cam") and told[0] == pytest.approx(CAPACITY / 9_000, rel=0.01)
+def test_a_sustained_flood_is_reported_periodically_until_it_ends() -> None:
+    """At ten times the rate: reported when the token bucket is empty, then every few seconds; over when the bucket is
+    half full."""
+    buckets = TokenBuckets()
+    told = [step / 10_000 for step in range(200_000) if buckets.consume("cam", 1.0, step / 10_000)]
+    assert buckets.is_limited("cam") and told[0] == pytest.approx(CAPACITY / 9_000, rel=0.01)
     assert all(later - sooner >= REPORT_EVERY_S for sooner, later in pairwise(told))
-    purses.consume("cam", 0.0, 20.0 + CAPACITY / 2 / UNITS_PER_S + 0.1)
-    assert not purses.is_limited("cam")
+    buckets.consume("cam", 0.0, 20.0 + CAPACITY / 2 / UNITS_PER_S + 0.1)
+    assert not buckets.is_limited("cam")
 
 
-def test_one_devices_flood_is_not_anothers() -> None:
-    """Purses are apart, and only those that are not full are remembered."""
-    purses = TokenBuckets()
+def test_token_buckets_are_per_device() -> None:
+    """Only buckets that are not full are kept in memory."""
+    buckets = TokenBuckets()
     for _ in range(20_000):
-        purses.consume("bad", 1.0, 1.0)
-    purses.consume("good", 1.0, 1.0)
-    assert purses.is_limited("bad") and not purses.is_limited("good")
-    purses.consume("another", 1.0, 1_000.0)
-    assert set(purses._buckets) == {"another"}
+        buckets.consume("bad", 1.0, 1.0)
+    buckets.consume("good", 1.0, 1.0)
+    assert buckets.is_limited("bad") and not buckets.is_limited("good")
+    buckets.consume("another", 1.0, 1_000.0)
+    assert set(buckets.buckets) == {"another"}
 
 
-def test_a_chunk_asked_for_again_is_counted_and_forgotten_in_time() -> None:
-    """What a device asked for a moment ago costs it; long ago or by another it does not; memory is bounded."""
-    purses = TokenBuckets()
-    assert purses.count_repeated("cam", ("a", "b"), 0.0) == 0
-    assert purses.count_repeated("cam", ("b", "c"), 1.0) == 1
-    assert purses.count_repeated("other", ("b",), 1.0) == 0
-    assert purses.count_repeated("cam", ("b",), 1.5 + REPEAT_WINDOW_S) == 0
-    purses.count_repeated("cam", tuple(map(str, range(REMEMBERED_REQUESTS + 10))), 2.0)
-    assert len(purses._requested_at) == REMEMBERED_REQUESTS
+def test_repeated_chunk_requests_are_charged_and_expire() -> None:
+    """A chunk that the device requested a moment ago costs it extra; one requested long ago or by another device does
+    not; memory is bounded."""
+    buckets = TokenBuckets()
+    assert buckets.count_repeated("cam", ("a", "b"), 0.0) == 0
+    assert buckets.count_repeated("cam", ("b", "c"), 1.0) == 1
+    assert buckets.count_repeated("other", ("b",), 1.0) == 0
+    assert buckets.count_repeated("cam", ("b",), 1.5 + REPEAT_WINDOW_S) == 0
+    buckets.count_repeated("cam", tuple(map(str, range(REMEMBERED_REQUESTS + 10))), 2.0)
+    assert buckets.count_repeated("cam", ("10",), 2.0) == 1
+    assert buckets.count_repeated("cam", ("9",), 2.0) == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e9), st.floats(0, 1e6)), max_size=60))
-def test_a_purse_is_never_overdrawn_nor_overfull(spent: list[tuple[str, float, float]]) -> None:
-    """Whatever is spent whenever: between nothing and a full purse."""
-    purses, now = TokenBuckets(), 0.0
+def test_a_token_bucket_stays_between_zero_and_its_capacity(spent: list[tuple[str, float, float]]) -> None:
+    """Whatever is spent at whatever time."""
+    buckets, now = TokenBuckets(), 0.0
     for device, units, later in spent:
         now += later
-        purses.consume(device, units, now)
-        assert all(0.0 <= purse.units <= CAPACITY for purse in purses._buckets.values())
+        buckets.consume(device, units, now)
+        assert all(0.0 <= bucket.units <= CAPACITY for bucket in buckets.buckets.values())
 
 
-def test_no_device_fills_the_queue_of_chunks() -> None:
-    """One that asks for everything at once has its share of what waits; another's few chunks find room and go out."""
+def test_the_chunk_queue_is_bounded_per_device() -> None:
+    """A device that requests everything at once has its share of the queue; another device's few chunks find room and
+    are sent."""
     chunks = ChunkQueue()
     refused = sum(chunks.request("bad", "r", (f"{n}",), now=1.0) for n in range(10_000))
     assert refused == 10_000 - WAITING_CHUNKS_PER_DEVICE
     assert chunks.request("good", "s", ("x", "y"), now=1.0) == 0
-    assert {"x", "y"} <= {one.sha256 for one in chunks.take(2.0)}
+    assert {"x", "y"} <= {chunk.sha256 for chunk in chunks.take(2.0)}
     assert chunks.request("bad", "r", ("again",), now=3.0) == 0
 
 
-class Flooded:
+class FloodedDelivery:
     """A delivery whose network thread is the test."""
 
     def __init__(self, hear: Callable[[list[tuple[str, messages.Message]]], None]) -> None:
@@ -136,13 +139,13 @@ class Flooded:
 
 
 @pytest.fixture()
-def heard() -> list[tuple[str, messages.Message]]:
+def ingested() -> list[tuple[str, messages.Message]]:
     return []
 
 
 @pytest.fixture()
-def flooded(heard: list[tuple[str, messages.Message]]) -> Flooded:
-    return Flooded(heard.extend)
+def flooded(ingested: list[tuple[str, messages.Message]]) -> FloodedDelivery:
+    return FloodedDelivery(ingested.extend)
 
 
 TELEMETRY = messages.encode(
@@ -159,10 +162,10 @@ FLOODS = {
 
 
 @pytest.mark.parametrize(("kind", "raw", "times"), FLOODS.values(), ids=FLOODS.keys())
-def test_each_kind_of_flood_is_noticed_and_dropped(
-    flooded: Flooded, kind: messages.TopicKind, raw: bytes, times: int
+def test_each_kind_of_flood_is_detected_and_dropped(
+    flooded: FloodedDelivery, kind: messages.TopicKind, raw: bytes, times: int
 ) -> None:
-    """Small messages, large ones, malformed ones, empty ones, and those that ask for much: told, and then unread."""
+    """Small messages, large ones, malformed ones, empty ones, and large requests: reported, then dropped undecoded."""
     flooded.send("bad", kind, raw, times)
     assert flooded.was_told.wait(PATIENCE_S)
     assert flooded.told[0] == "bad" and flooded.delivery.dropped["bad"] > 0
@@ -171,23 +174,23 @@ def test_each_kind_of_flood_is_noticed_and_dropped(
     flooded.delivery.stop()
 
 
-def test_connecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
-    """Each handshake costs the broker: a hundred and more in a moment are no agent that comes back."""
+def test_reconnecting_in_a_loop_is_a_flood(flooded: FloodedDelivery) -> None:
+    """Each handshake costs the broker: a hundred in a moment are no reconnection."""
     for _ in range(150):
         flooded.delivery.on_client_connected("bad")
     assert flooded.was_told.wait(PATIENCE_S) and flooded.told == ["bad"]
     flooded.delivery.stop()
 
 
-def test_the_brokers_words_for_a_client_are_understood() -> None:
-    """The line of mosquitto 2 that names a client that was let in, and none that only looks like it."""
+def test_the_brokers_log_line_for_a_client_is_parsed() -> None:
+    """The line of mosquitto 2 that names an admitted client, and none that only looks like it."""
     said = b"New client connected from 127.0.0.1:40952 as cam-1 (p5, c1, k30, u'cam-1').\n"
     assert (found := _CLIENT_LOG.match(said)) is not None and found[1] == b"cam-1"
     assert _CLIENT_LOG.match(b"Client x New client connected from 1 as cam-1 (") is None
 
 
-def test_one_poisoned_message_costs_no_other_devices_words() -> None:
-    """A batch that cannot be kept is taken in one by one: only what cannot be kept is lost."""
+def test_one_unstorable_message_does_not_lose_the_batch() -> None:
+    """A batch that cannot be stored is retried message by message: only the unstorable one is lost."""
     kept: list[str] = []
     both = threading.Event()
 
@@ -198,7 +201,7 @@ def test_one_poisoned_message_costs_no_other_devices_words() -> None:
         if len(kept) == 2:
             both.set()
 
-    flooded = Flooded(hear)
+    flooded = FloodedDelivery(hear)
     for device in ("good", "bad", "other"):
         flooded.send(device, "telemetry", TELEMETRY)
     assert both.wait(PATIENCE_S) and sorted(kept) == ["good", "other"]
@@ -209,13 +212,13 @@ def test_one_poisoned_message_costs_no_other_devices_words() -> None:
     ("times", "seconds"),
     [(1, QUARANTINE.first_s), (2, 2 * QUARANTINE.first_s), (4, 8 * QUARANTINE.first_s), (99, QUARANTINE.longest_s)],
 )
-def test_who_floods_again_is_held_off_longer(times: int, seconds: float) -> None:
-    """Twice as long each time, and never longer than an hour."""
+def test_the_block_doubles_for_repeated_floods(times: int, seconds: float) -> None:
+    """Up to an hour."""
     assert quarantine_s(times) == seconds
 
 
-def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Escape sequences and markup in a hostile device's words are printed as letters."""
+def test_device_texts_are_escaped_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Escape sequences and markup in a hostile device's texts are printed as letters."""
     evil = "\x1b]0;owned\x07[red]\x9b31m[/nonsense]"
     told = {
         "name": "bad", "state": "online", "device_class": "pi4", "link": "", "group": "", "labels": {},
@@ -225,18 +228,14 @@ def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.M
         "telemetry": {"models": [], "up_bytes_per_s": 1.0, "rtt_s": 0.1},
     }  # fmt: skip
 
-    class Fake:
-        @staticmethod
-        def of(_: Path) -> Fake:
-            return Fake()
-
+    class DeviceApi:
         def get(self, path: str) -> object:
             return told if path.endswith("/bad") else [told]
 
         def get_all(self, path: str, **asked: object) -> list[object]:
             return [told]
 
-    monkeypatch.setattr("edgesplit_cli.commands.device.connect", Fake.of)
+    monkeypatch.setattr("edgesplit_cli.commands.device.connect", lambda data: DeviceApi())
     for words in (["show", "bad"], ["list"]):
         shown = CliRunner().invoke(cli, ["device", *words], catch_exceptions=False).output
         assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown

@@ -1,4 +1,4 @@
-"""Several processes of one controller: each chunk is published by one of them, whoever was asked for it."""
+"""Several processes of one controller: each chunk is published by its owner, whichever process receives the request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RELEASE = "a" * 64
 CHUNKS = tuple(sha256(str(number).encode()).hexdigest() for number in range(120))
 
 
-def test_every_chunk_has_one_process_and_few_move_when_one_goes() -> None:
-    """All come to the same answer; each has its share; without the third, only its chunks are others'."""
+def test_each_chunk_maps_to_one_process_with_few_moves() -> None:
+    """All processes compute the same owner; each has its share; without the third, only its chunks move."""
     before = {chunk: owner_by_hash(chunk, (1, 2, 3)) for chunk in CHUNKS}
     assert before == {chunk: owner_by_hash(chunk, (3, 1, 2)) for chunk in CHUNKS}
     assert all(20 < list(before.values()).count(number) < 60 for number in (1, 2, 3))
@@ -35,8 +35,8 @@ def test_every_chunk_has_one_process_and_few_move_when_one_goes() -> None:
     assert all(after[chunk] == before[chunk] for chunk in CHUNKS if before[chunk] != 3)
 
 
-def test_who_is_here_is_who_has_a_lease_that_lasts(database_url: str) -> None:
-    """Looked up once a second; one that went, and one that was killed, see to nothing any more."""
+def test_live_processes_are_those_with_a_valid_lease(database_url: str) -> None:
+    """Read once a second; a process that ended or was killed owns nothing any more."""
     database, now = Database(database_url), [0.0]
     me = LeasedProcesses(database, 1, now=lambda: now[0])
     assert {me.owner_of(chunk) for chunk in CHUNKS} == {1}
@@ -49,13 +49,14 @@ def test_who_is_here_is_who_has_a_lease_that_lasts(database_url: str) -> None:
     database.close()
 
 
-def test_no_device_may_pass_anything_on() -> None:
-    """The topic is a controller's, which no device's name can be, and no rule lets a device write there."""
+def test_devices_cannot_publish_on_the_forwarding_topic() -> None:
+    """The topic belongs to a controller process, whose name no device can have, and no access rule lets a device write
+    there."""
     assert forwarded_topic(2) == "edgesplit/v1/controller.2/passed"
     assert "passed" not in access_rules()
 
 
-class Here:
+class FixedProcess:
     """A process in a test: which others there are is fixed."""
 
     def __init__(self, own: int) -> None:
@@ -66,7 +67,7 @@ class Here:
 
 
 class Broker:
-    """Brings messages from one delivery to the other at once, and keeps who published which chunk."""
+    """Passes messages between deliveries immediately, and records the publisher of each chunk."""
 
     def __init__(self) -> None:
         self.published: list[tuple[int, str]] = []
@@ -85,7 +86,7 @@ class Channel:
         self._broker, self._number = broker, number
 
     def publish(self, topic: str, payload: bytes, **_more: object) -> bool:
-        passed = {one.forwarded_topic: one for one in self._broker.processes.values()}
+        passed = {value.forwarded_topic: value for value in self._broker.processes.values()}
         if topic in passed:
             if self._broker.full:
                 return False
@@ -108,26 +109,26 @@ def broker() -> Iterator[Broker]:
         statements=lambda names: {},
     )
     for number in (1, 2):
-        made.processes[number] = Delivery(sources, sharding=Here(number))
+        made.processes[number] = Delivery(sources, sharding=FixedProcess(number))
         made.processes[number].start(made.channel(number))
     yield made
     for delivery in made.processes.values():
         delivery.stop()
 
 
-def test_a_chunk_is_published_by_its_process_whoever_is_asked(broker: Broker) -> None:
-    """Two devices ask two processes for the same: each chunk comes from the one that sees to it, and nobody else."""
+def test_a_chunk_is_published_by_its_owning_process(broker: Broker) -> None:
+    """Two devices request the same chunks from two processes: each chunk is published by its owner only."""
     wish = messages.FetchChunks.from_indexes(RELEASE, list(range(24)))
     for number, device in ((1, "cam-1"), (2, "cam-2")):
         broker.processes[number].on_message(messages.topic(device, "fetch"), messages.encode(wish), None)
     with broker.changed:
-        assert broker.changed.wait_for(lambda: {one for _, one in broker.published} == set(CHUNKS[:24]), PATIENCE_S)
+        assert broker.changed.wait_for(lambda: {chunk for _, chunk in broker.published} == set(CHUNKS[:24]), PATIENCE_S)
     assert all(number == owner_by_hash(chunk, (1, 2)) for number, chunk in broker.published)
     assert {number for number, _ in broker.published} == {1, 2}
 
 
-def test_what_cannot_be_passed_on_is_published_by_who_was_asked(broker: Broker) -> None:
-    """No room in the session: rather twice than never. Garbage on the topic is nobody's chunk."""
+def test_a_request_that_cannot_be_forwarded_is_served_locally(broker: Broker) -> None:
+    """With a full session a chunk is published twice rather than never. Garbage on the forwarding topic is ignored."""
     broker.full = True
     wish = messages.FetchChunks.from_indexes(RELEASE, list(range(24)))
     broker.processes[1].on_message(broker.processes[1].forwarded_topic, b"\xff", None)
@@ -137,7 +138,7 @@ def test_what_cannot_be_passed_on_is_published_by_who_was_asked(broker: Broker) 
     assert {number for number, _ in broker.published} == {1}
 
 
-def test_what_is_passed_on_fits_a_message() -> None:
+def test_a_forwarded_request_fits_one_message() -> None:
     """The longest names and as many chunks as go into one."""
     longest = ForwardedChunks("d" * 63, RELEASE, CHUNKS[:MOST_FORWARDED])
     assert messages.decode(messages.encode(longest), ForwardedChunks, 8_192) == longest

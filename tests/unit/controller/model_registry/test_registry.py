@@ -1,4 +1,4 @@
-"""The registry: models by content, immutable, with what helps when a name is wrong; blobs that are what was put."""
+"""The registry: immutable models by content, suggestions for wrong names; blobs that are verified."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from edgesplit_controller.model_registry.golden import golden_pairs
 from edgesplit_controller.model_registry.registry import MOST_SAMPLES
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_partitioner.profiling.layers import synthetic_frame
-from support.registry_harness import Bench, a_model, npz
+from support.registry_harness import RegistryHarness, a_model, npz
 
 SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> RegistryHarness:
+    return RegistryHarness(tmp_path)
 
 
-def test_a_model_is_its_content(bench: Bench) -> None:
-    """The same file, spec and bindings are the same version; any of them changed is the next one."""
+def test_a_model_version_is_identified_by_its_content(bench: RegistryHarness) -> None:
+    """The same file, spec and bindings are the same version; a change of any of them is the next version."""
     first = bench.push(a_model())
     assert bench.push(a_model()).ref == first.ref == "small@1"
     assert bench.push(a_model(), input_text=SPEC).ref == "small@2"
@@ -35,19 +35,19 @@ def test_a_model_is_its_content(bench: Bench) -> None:
     assert bench.blobs.get(first.sha256) == a_model()
 
 
-def test_a_refused_file_leaves_nothing(bench: Bench) -> None:
-    """An unbound dimension is told with what to type; neither a row nor an upload stays behind."""
+def test_a_refused_model_leaves_no_row_and_no_file(bench: RegistryHarness, tmp_path: Path) -> None:
+    """An unbound dimension is reported with the option to type."""
     with pytest.raises(ModelRefused, match="batch"):
         bench.push(a_model(batch="batch"))
     with pytest.raises(ModelRefused):
         bench.push(a_model()[:500])
     assert bench.registry.all() == []
-    assert not [path for path in (bench.blobs._folder).rglob("*") if path.is_file()]
+    assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
     assert bench.push(a_model(batch="batch"), bindings={"batch": 1}).ref == "small@1"
 
 
-def test_a_wrong_name_brings_the_near_ones(bench: Bench) -> None:
-    """What is meant is usually there."""
+def test_an_unknown_model_suggests_similar_names(bench: RegistryHarness) -> None:
+    """The message lists the models whose names are close."""
     bench.push(a_model())
     assert bench.registry.get("small@1").id == bench.registry.get("small").id
     for wrong, hint in (("smal", "small"), ("small@2", "small@1"), ("xyz", "there is: small")):
@@ -58,11 +58,11 @@ def test_a_wrong_name_brings_the_near_ones(bench: Bench) -> None:
             bench.registry.get(malformed)
 
 
-def test_a_second_registry_on_the_folder_finds_the_model_ready(bench: Bench, tmp_path: Path) -> None:
+def test_a_second_registry_loads_the_prepared_model(bench: RegistryHarness, tmp_path: Path) -> None:
     """Loaded anew it has the same optimised bytes, input layer and layers."""
     model = bench.push(a_model(), input_text=SPEC)
 
-    again = Bench(tmp_path)
+    again = RegistryHarness(tmp_path)
     loaded = again.registry.load(again.registry.get("small"))
 
     assert loaded.prepared.raw == again.blobs.get(model.optimised_sha256)
@@ -71,7 +71,7 @@ def test_a_second_registry_on_the_folder_finds_the_model_ready(bench: Bench, tmp
     assert loaded.graph.layers[0].name == "input"
 
 
-def test_samples_are_checked_and_bounded(bench: Bench) -> None:
+def test_samples_are_checked_and_bounded(bench: RegistryHarness) -> None:
     """Frames for a model with an input spec, exact tensors for one without; duplicates count once."""
     pictures = bench.push(a_model(), input_text=SPEC)
     spec = bench.registry.load(pictures).spec
@@ -98,8 +98,8 @@ def test_samples_are_checked_and_bounded(bench: Bench) -> None:
         )
 
 
-def test_labels_stay_with_their_samples(bench: Bench) -> None:
-    """A class may be told with a sample or later; one that was never told is None."""
+def test_labels_are_stored_with_their_samples(bench: RegistryHarness) -> None:
+    """A label may come with a sample or later; a sample without one has None."""
     pictures = bench.push(a_model(), input_text=SPEC)
     spec = bench.registry.load(pictures).spec
     assert spec is not None
@@ -110,16 +110,16 @@ def test_labels_stay_with_their_samples(bench: Bench) -> None:
     assert bench.registry.labels(pictures) == [7, 3, None] and bench.registry.labels(pictures, 1) == [7]
 
 
-def test_golden_inputs_are_what_the_whole_model_answers(bench: Bench) -> None:
-    """The same for every call, and none where a body is too large for a chunk."""
+def test_golden_inputs_hold_the_whole_models_outputs(bench: RegistryHarness) -> None:
+    """The same for every call, and none where an input is too large for a chunk."""
     loaded = bench.registry.load(bench.push(a_model(), input_text=SPEC))
     pairs = golden_pairs(loaded, [], "small")
     assert len(pairs) == 1 and pairs == golden_pairs(loaded, [], "small")
     assert b'"scores"' in pairs[0].response and b'"frame"' in pairs[0].request
 
 
-def test_a_blob_is_what_was_put_or_an_error(tmp_path: Path) -> None:
-    """A damaged or missing blob is told, never handed out; putting it again mends a lost one."""
+def test_a_damaged_or_missing_blob_raises(tmp_path: Path) -> None:
+    """Storing it again repairs a lost blob."""
     store = BlobStore(tmp_path)
     digest = store.put(b"weights")
     assert store.get(digest) == b"weights" and store.put(b"weights") == digest

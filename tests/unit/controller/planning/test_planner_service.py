@@ -1,4 +1,5 @@
-"""The controller's smaller parts: settings and ports, bounds, children, wishes, what is measured once."""
+"""The controller's smaller parts: settings and ports, limits, child processes, planning options, cached
+measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner import load_costs
 from support.counting_measure import CountingMeasure
-from support.registry_harness import Bench, a_model, npz
+from support.registry_harness import RegistryHarness, a_model, npz
 
 PATIENCE_S = 30.0
 
@@ -52,8 +53,8 @@ def test_chosen_ports_are_remembered(tmp_path: Path) -> None:
     assert with_ports(Settings(data=tmp_path, api_port=0)).api_port > 0
 
 
-def test_a_taken_port_is_named_with_its_option(tmp_path: Path) -> None:
-    """One line that says what to change."""
+def test_a_port_in_use_is_reported_with_its_option(tmp_path: Path) -> None:
+    """One line with the option to change."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen(1)
@@ -63,8 +64,8 @@ def test_a_taken_port_is_named_with_its_option(tmp_path: Path) -> None:
     await_port(Settings(data=tmp_path, offload_port=port), "offload_port", 0.0)
 
 
-def test_hosts_decide_where_we_listen_and_what_devices_are_told(tmp_path: Path) -> None:
-    """Loopback alone unless a name is given by which others reach us."""
+def test_hosts_decide_the_listen_address_and_the_advertised_one(tmp_path: Path) -> None:
+    """Loopback alone unless a name is given by which devices reach the controller."""
     alone, named = Settings(data=tmp_path), Settings(data=tmp_path, hosts=("cloud.example", "10.0.0.1"))
     assert (alone.address, alone.host) == ("127.0.0.1", "127.0.0.1")
     assert (named.address, named.host, named.own_address) == ("0.0.0.0", "cloud.example", "127.0.0.1")
@@ -72,8 +73,8 @@ def test_hosts_decide_where_we_listen_and_what_devices_are_told(tmp_path: Path) 
     assert (url_host("::1"), url_host("a.b"), url_host("127.0.0.1")) == ("[::1]", "a.b", "127.0.0.1")
 
 
-def test_the_offload_servers_command_needs_a_controllers_folder(tmp_path: Path) -> None:
-    """Every path it names is the folder's; without a folder or a port the error says what to do."""
+def test_the_offload_server_command_needs_the_controllers_folder(tmp_path: Path) -> None:
+    """Every path in it lies in the folder; without a folder or a port the error has advice."""
     with pytest.raises(UsageError, match="up"):
         offload_arguments(tmp_path, port=1)
     (tmp_path / "offload").mkdir()
@@ -101,8 +102,8 @@ def child(folder: Path, program: str) -> SupervisedProcess:
     )
 
 
-def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
-    """Killed, it comes back under another pid; told to stop, it stays away."""
+def test_a_child_process_that_dies_is_restarted(tmp_path: Path) -> None:
+    """Killed, it comes back under another pid; stopped, it does not."""
     server = child(tmp_path, CHILD)
     server.start()
     first = int((tmp_path / "pid").read_text())
@@ -119,13 +120,13 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
         os.kill(second, 0)
 
 
-def test_a_child_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
-    """One line with the reason, and nothing left running."""
+def test_a_child_that_cannot_start_is_reported_with_its_last_output(tmp_path: Path) -> None:
+    """One line with the reason, and no process left."""
     with pytest.raises(UsageError, match="the server does not start: no such release"):
         child(tmp_path, "import sys; sys.exit('no such release')").start()
 
 
-def test_calls_are_limited_per_address() -> None:
+def test_calls_are_rate_limited_per_address() -> None:
     """A burst, then the rate; other addresses have their own."""
     now = [0.0]
     limit = RateLimit(per_s=2.0, burst=3, now=lambda: now[0])
@@ -148,8 +149,10 @@ def test_calls_are_limited_per_address() -> None:
         ("/v1/models", b"100", [b"x" * 100], 200),
     ],
 )
-def test_bodies_are_bounded_by_their_path(path: str, declared: bytes | None, parts: list[bytes], status: int) -> None:
-    """By what they declare, and by what comes."""
+def test_request_body_limits_depend_on_the_path(
+    path: str, declared: bytes | None, parts: list[bytes], status: int
+) -> None:
+    """By the declared length, and by the received bytes."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
@@ -175,8 +178,8 @@ def test_bodies_are_bounded_by_their_path(path: str, declared: bytes | None, par
     assert asyncio.run(talk()) == status
 
 
-def test_heavy_work_runs_one_at_a_time_and_the_queue_is_bounded() -> None:
-    """Order is kept, errors rise where the work was asked for, and too many are told to come back."""
+def test_heavy_jobs_run_one_at_a_time_in_a_bounded_queue() -> None:
+    """Order is kept, errors are raised in the caller, and a job beyond the limit is refused with a retry hint."""
     heavy = HeavyJobQueue()
     gate, ran = threading.Event(), []
 
@@ -215,23 +218,21 @@ def test_heavy_work_runs_one_at_a_time_and_the_queue_is_bounded() -> None:
     ],
     ids=lambda one: str(one) if not isinstance(one, EdgeError) else type(one).__name__,
 )
-def test_each_kind_of_error_has_its_status_and_a_name_that_clients_know(
-    error: EdgeError, status: int, kind: str
-) -> None:
-    """Ours are told by the nearest kind that the SDK exports."""
+def test_each_error_kind_maps_to_a_status_and_an_sdk_name(error: EdgeError, status: int, kind: str) -> None:
+    """Internal subclasses map to the nearest kind that the SDK exports."""
     assert (status_of(error), kind_of(error)) == (status, kind)
 
 
-def test_bindings_are_read_or_refused() -> None:
-    """DIM=N, the last `=` counting."""
+def test_dimension_bindings_are_parsed_or_refused() -> None:
+    """DIM=N, split at the last `=`."""
     assert parse_bindings(["batch=1", "a=b=3"]) == {"batch": 1, "a=b": 3}
     for wrong in ("batch", "=1", "batch=", "batch=x", "batch=0", "batch=-1", "batch=1e3"):
         with pytest.raises(UsageError):
             parse_bindings([wrong])
 
 
-def test_a_name_that_is_not_there_brings_near_ones_or_all() -> None:
-    """Three at most, or what there is, or that there is nothing."""
+def test_an_unknown_name_suggests_similar_or_all_names() -> None:
+    """Three at most, or all names, or that there is none."""
     assert "did you mean digits?" in str(not_found("model", "digit", ["digits", "faces"]))
     assert "there is: digits, faces" in str(not_found("model", "xyzzy", ["faces", "digits"]))
     assert "no model yet" in str(not_found("model", "digits", []))
@@ -248,34 +249,34 @@ def test_a_name_that_is_not_there_brings_near_ones_or_all() -> None:
     ],
     ids=str,
 )
-def test_a_partition_is_a_limit_of_the_planners(wish: PlanOptions, limits: dict[str, Any]) -> None:
-    """Words on the left, what the planner takes on the right."""
+def test_a_partition_option_maps_to_a_planner_limit(wish: PlanOptions, limits: dict[str, Any]) -> None:
+    """The option's spelling on the left, the planner's limit on the right."""
     assert wish.planner_limits() == limits
 
 
-def test_a_partition_and_a_forcing_limit_contradict_each_other() -> None:
-    """One of them must go."""
+def test_a_partition_conflicts_with_a_forced_cut() -> None:
+    """Only one of the two can be given."""
     with pytest.raises(UsageError):
         PlanOptions(partition="conv1", limits={"force": "cloud"}).planner_limits()
 
 
-def test_links_come_from_the_operator_then_the_device_then_the_assumption() -> None:
-    """And a class of several devices is planned for the slowest of theirs."""
+def test_the_link_is_the_operators_then_the_devices_then_the_default() -> None:
+    """A class of several devices is planned for the slowest of their links."""
     assert link_of("lte", "3g").name == "lte" and link_of("", "3g").name == "3g" and link_of("", "").name == "wifi"
     assert slowest_link([parse_link("wifi"), parse_link("3g"), parse_link("lte")]).name == "3g"
 
 
-def test_a_device_profile_is_a_shipped_name_never_a_path() -> None:
-    """A path would be one on the controller's machine."""
+def test_a_device_profile_is_a_shipped_name_and_never_a_path() -> None:
+    """A path would name a file of the controller's machine."""
     assert device_profile("raspberrypi4").name == "raspberrypi4"
     for wrong in ("rasberrypi4", "./x.yaml", "/etc/passwd", ""):
         with pytest.raises(NotFound):
             device_profile(wrong)
 
 
-def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_path: Path) -> None:
+def test_a_plan_uses_whole_slice_times_measured_once_per_table(tmp_path: Path) -> None:
     """This machine's seconds are those of the chosen slices; asked again, nothing is measured again."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     costs = planning.costs(model, "raspberrypi4")
@@ -297,7 +298,7 @@ def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_pa
 def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path) -> None:
     """What `edgectl profile --json` writes is what `edgectl plan` reads; the slices that plans choose are in it, and
     this machine's seconds are theirs."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     told = planning.profile(model, device_class="raspberrypi4")
@@ -313,7 +314,7 @@ def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path)
 
 def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_path: Path) -> None:
     """`edgectl plan MODEL` gets this machine's seconds as chosen slices take them whole; measured once."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     whole = planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True)
@@ -323,9 +324,9 @@ def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_pa
     assert len(measure.slices_asked) == 1
 
 
-def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path: Path) -> None:
-    """Plans reuse what was measured, also after a restart; `profile` measures anew."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+def test_a_model_is_measured_again_only_for_new_samples_or_on_request(tmp_path: Path) -> None:
+    """Plans reuse the measurements, also after a restart; `profile` measures again."""
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     made = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="conv"))
@@ -343,9 +344,9 @@ def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path
     assert measure.asked == ["layers", "0 samples", "layers", "0 samples"]
 
 
-def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_path: Path) -> None:
+def test_lossy_codecs_are_measured_only_when_a_loss_is_allowed(tmp_path: Path) -> None:
     """Once, on two samples at least; again when a label comes. A plan without an allowance stays lossless."""
-    bench, measure = Bench(tmp_path), CountingMeasure()
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     lossy = PlanOptions(limits={"max_loss": 0.005})
@@ -369,17 +370,19 @@ def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_pat
     bench.registry.add_samples(model, tensors=archives, labels={archives[0]: 1})
     told = planning.profile(model, codecs=True)["codecs"]
     assert measure.asked[-1] == "codecs on 2 samples, labels [1, None]"
-    assert {one["codec"] for one in told} == {"int8"} and all(one["confirmed_loss"] == 0.001 for one in told)
+    assert {message["codec"] for message in told} == {"int8"} and all(
+        message["confirmed_loss"] == 0.001 for message in told
+    )
 
 
 @pytest.mark.parametrize("host", ["hub.local", "hub", "10.0.0.2", "fe80::1", "bücher.example", "_edge.local", "hub."])
-def test_names_and_addresses_for_devices(host: str) -> None:
+def test_resolvable_names_and_addresses_are_accepted_as_host(host: str) -> None:
     """Whatever a device can look up or dial."""
     assert Settings(data=Path("d"), hosts=(host,)).host == host
 
 
 @pytest.mark.parametrize("host", ["", "https://hub", "hub:8443", "10.0.0.256", "a b", "-x.local", "a..b", "x" * 300])
-def test_a_host_that_no_device_could_reach_is_refused(host: str) -> None:
-    """Before certificates are made for it and claims carry it."""
+def test_an_unreachable_host_name_is_refused(host: str) -> None:
+    """Before certificates are issued for it and claims carry it."""
     with pytest.raises(UsageError, match="--host"):
         Settings(data=Path("d"), hosts=(host,))

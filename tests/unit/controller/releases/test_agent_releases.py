@@ -1,4 +1,4 @@
-"""Versions of the agent at the controller: taken in, cut, released, and judged on a rollout."""
+"""Releases of the agent: kits pushed, chunked, released, and judged in a rollout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PI, LAPTOP = Target("3.11", "aarch64"), Target("3.12", "x86_64")
 LARGE = wheel("large", "1.0", {"large.py": "x = 1\n" * 60_000})
 
 
-class Shop:
+class AgentReleaseHarness:
     """The parts of a controller that agent releases go through."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,13 +64,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
+def shop(tmp_path: Path) -> AgentReleaseHarness:
+    return AgentReleaseHarness(tmp_path)
 
 
-def test_a_version_is_one_release_of_all_its_builds(shop: Shop) -> None:
+def test_builds_of_one_version_form_one_release(shop: AgentReleaseHarness) -> None:
     """Two kits of one version are two builds; the release names each of their bytes, is signed by the release key, and
-    is the same release when it is made again."""
+    is identical when created again."""
     first = archive(small_agent("0.3.0"), LARGE)
     assert shop.push(first, "0.3.0")["created"] is True
     assert shop.push(archive(small_agent("0.3.0")), "0.3.0", LAPTOP)["created"] is True
@@ -81,14 +81,14 @@ def test_a_version_is_one_release_of_all_its_builds(shop: Shop) -> None:
 
     assert digest in shop.repository.releases() and shop.agents.prepare(shop.agents.get("0.3.0"))[0] == digest
     file = build_for(manifest, PI).slice.files[0]
-    whole = b"".join(shop.blobs.get(one.sha256) for one in file.chunks)
+    whole = b"".join(shop.blobs.get(chunk.sha256) for chunk in file.chunks)
     assert whole == first and hashlib.sha256(whole).hexdigest() == file.sha256
-    assert [one["machine"] for one in shop.agents.all()[0]["builds"]] == ["aarch64", "x86_64"]
+    assert [build["machine"] for build in shop.agents.all()[0]["builds"]] == ["aarch64", "x86_64"]
     assert not list((shop.blobs.path(digest).parents[2] / "offload").glob("*")), "the offload server runs no part of it"
 
 
-def test_a_wheel_that_stays_is_the_same_chunks(shop: Shop, tmp_path: Path) -> None:
-    """Wherever a wheel lies in the archive, its bytes are cut alike: an update sends only what changed."""
+def test_an_unchanged_wheel_keeps_its_chunks(shop: AgentReleaseHarness, tmp_path: Path) -> None:
+    """Wherever a wheel lies in the archive, its bytes are chunked alike: an update sends only what changed."""
 
     def chunks(content: bytes, version: str) -> set[bytes]:
         part = tmp_path / "wheels.tar"
@@ -101,7 +101,7 @@ def test_a_wheel_that_stays_is_the_same_chunks(shop: Shop, tmp_path: Path) -> No
     assert sum(map(len, new - old)) < 10_000 < len(LARGE[1]) < sum(map(len, new & old)) + 10_000
 
 
-def test_a_version_never_changes(shop: Shop) -> None:
+def test_a_published_version_is_immutable(shop: AgentReleaseHarness) -> None:
     """Other wheels under the same number are refused; what was pushed stays."""
     shop.push(archive(small_agent("0.3.0")), "0.3.0")
     before = shop.agents.all()
@@ -120,15 +120,15 @@ def test_a_version_never_changes(shop: Shop) -> None:
         (archive(small_agent("0.3.0")), "0.3.0/../x", "no agent release"),
     ],
 )
-def test_what_is_no_kit_is_refused(shop: Shop, content: bytes, version: str, why: str) -> None:
-    """In words that say what was wrong, and nothing is kept of it."""
+def test_an_invalid_kit_is_refused(shop: AgentReleaseHarness, content: bytes, version: str, why: str) -> None:
+    """The error gives the reason, and nothing is stored."""
     with pytest.raises(UsageError, match=why):
         shop.push(content, version)
     assert shop.agents.all() == []
 
 
-def test_a_model_cannot_take_the_agents_name(shop: Shop, tmp_path: Path) -> None:
-    """Nor is the agent one of the models."""
+def test_the_agents_name_is_reserved(shop: AgentReleaseHarness, tmp_path: Path) -> None:
+    """No model can have it, and the agent is not listed among the models."""
     part = tmp_path / "model"
     part.write_bytes(b"")
     with pytest.raises(UsageError, match="edgectl agent push"):
@@ -139,8 +139,8 @@ def test_a_model_cannot_take_the_agents_name(shop: Shop, tmp_path: Path) -> None
         shop.registry.get(f"{AGENT_MODEL}@1")
 
 
-def test_an_unknown_version_names_those_that_are_known(shop: Shop) -> None:
-    """And an empty shelf says how to fill it."""
+def test_an_unknown_agent_version_lists_the_known_ones(shop: AgentReleaseHarness) -> None:
+    """Without any version the error explains how to push one."""
     with pytest.raises(NotFound, match="agent push"):
         shop.agents.get("0.3.0")
     shop.push(archive(small_agent("0.3.0")), "0.3.0")
@@ -148,8 +148,8 @@ def test_an_unknown_version_names_those_that_are_known(shop: Shop) -> None:
         shop.agents.get("0.3.1")
 
 
-def test_devices_that_no_build_fits_are_named(shop: Shop) -> None:
-    """By what they said at birth; one that said nothing may come."""
+def test_devices_without_a_matching_build_are_named(shop: AgentReleaseHarness) -> None:
+    """By the platform in their birth message; a device without one is admitted."""
     shop.push(archive(small_agent("0.3.0")), "0.3.0")
     _, manifest = shop.release("0.3.0")
     pi, old = Device(name="pi", birth={"build_tag": PI.tag}), Device(name="old", birth=None)
@@ -158,8 +158,8 @@ def test_devices_that_no_build_fits_are_named(shop: Shop) -> None:
         shop.agents.check_fit(manifest, [pi, Device(name="laptop", birth={"build_tag": LAPTOP.tag})])
 
 
-def test_gates_judge_an_agent_by_all_that_it_serves() -> None:
-    """Requests of its models are added up, and of other figures the worst counts."""
+def test_agent_gates_combine_all_served_models() -> None:
+    """Requests of its models are added up; of other figures the worst counts."""
     one = Evidence(model="a", release="r", requests=40, failed=1, fallbacks=0, latency_p95_s=0.1, memory_bytes=100)
     two = Evidence(model="b", release="r", requests=10, failed=0, fallbacks=2, latency_p95_s=0.3, celsius=70.0)
     found = combined("x", [one, two])
@@ -168,8 +168,8 @@ def test_gates_judge_an_agent_by_all_that_it_serves() -> None:
     assert combined("x", []) == Evidence(model=AGENT_MODEL, release="x")
 
 
-def test_gates_hear_only_what_was_told_since_the_version_runs(shop: Shop) -> None:
-    """What a model's requests were under the version before is nothing for or against this one."""
+def test_agent_gates_use_only_telemetry_of_the_running_version(shop: AgentReleaseHarness) -> None:
+    """Requests under the version before count neither for nor against the new one."""
     names = ("fresh", "stale", "waits")
     with shop.database.write() as session:
         for name, at in zip(names, (200.0, 100.0, 200.0), strict=True):
@@ -191,8 +191,8 @@ def test_gates_hear_only_what_was_told_since_the_version_runs(shop: Shop) -> Non
     }  # fmt: skip
 
 
-def test_versions_are_rows_that_releases_hang_on(shop: Shop) -> None:
-    """Each version is a row of the reserved name, numbered in the order in which they came."""
+def test_agent_versions_are_rows_that_releases_reference(shop: AgentReleaseHarness) -> None:
+    """Each version is a row of the reserved name, numbered in the order of arrival."""
     shop.push(archive(small_agent("0.4.0")), "0.4.0")
     shop.push(archive(small_agent("0.3.0")), "0.3.0")
     with shop.database.read() as session:
@@ -201,8 +201,8 @@ def test_versions_are_rows_that_releases_hang_on(shop: Shop) -> None:
         ]  # fmt: skip
 
 
-def test_who_signs_sees_what_a_kit_says_of_itself(shop: Shop) -> None:
-    """Before the release key is used elsewhere, version, machine and digest of the wheels are shown."""
+def test_the_signer_is_shown_the_kits_description(shop: AgentReleaseHarness) -> None:
+    """Before a release key elsewhere is used, version, machine and digest of the wheels are shown."""
     content = archive(small_agent("0.3.0"))
     shop.push(content, "0.3.0")
     digest, manifest = shop.agents.prepare(shop.agents.get("0.3.0"))

@@ -1,4 +1,4 @@
-"""The controller's content keys: who gets which, what becomes of a lost secret, and statements that carry them."""
+"""Content keys: wrapping per device class, lost secrets, and statements that carry the keys."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def plain_release() -> tuple[Manifest, list[CutSlice]]:
     raw, chunks = sample_release()
     manifest = decode_manifest(raw)
     cut = [
-        CutSlice(one, {file.name: [chunks[part.sha256] for part in file.chunks] for file in one.files})
-        for one in manifest.slices
+        CutSlice(slice_, {file.name: [chunks[part.sha256] for part in file.chunks] for file in slice_.files})
+        for slice_ in manifest.slices
     ]
     (both,) = manifest.plans.values()
     head_only = msgspec.structs.replace(both, device_class="tiny", rows=both.rows[:1])
@@ -60,46 +60,48 @@ def device(device_class: str, name: str = "cam-1") -> Device:
     return Device(name=name, device_class=device_class, encryption_key=public_bytes(OWN))
 
 
-def given(device_class: str) -> set[str]:
+def openable_by(device_class: str) -> set[str]:
     """What a device of that class can open."""
     keys = unwrap(KEYS.wrap_for_device(device(device_class), DIGEST, SEALED), OWN, "cam-1", DIGEST)
-    names = [*(one.name for one in SEALED.all_slices), "golden"]
-    seals = [*(one.encryption for one in SEALED.all_slices), SEALED.golden[0].encryption]
+    names = [*(slice_.name for slice_ in SEALED.all_slices), "golden"]
+    seals = [*(slice_.encryption for slice_ in SEALED.all_slices), SEALED.golden[0].encryption]
     assert len(set(keys)) == len(keys)
     return {name for name, seal in zip(names, seals, strict=True) if seal is not None and seal.key_id in keys}
 
 
-def test_everything_of_a_release_is_encrypted_and_it_is_still_a_release() -> None:
-    """Device slices, cloud slices, compiled ones and golden inputs; chunks are what the manifest says."""
+def test_an_encrypted_release_is_encrypted_completely_and_valid() -> None:
+    """Device slices, cloud slices, compiled ones and golden inputs; chunks match the manifest."""
     manifest = decode_manifest(encode_manifest(SEALED))
-    assert all(one.encryption is not None for one in (*manifest.all_slices, *manifest.golden))
+    assert all(part.encryption is not None for part in (*manifest.all_slices, *manifest.golden))
     chunks = chunk_bytes(CONTENTS)
     assert chunks.keys() == manifest.chunk_sizes().keys()
-    clear = [data for one in CUT for data in one.files.values()] + [body for pair in PAIRS for body in (pair.request,)]
+    clear = [data for part in CUT for data in part.files.values()] + [
+        body for pair in PAIRS for body in (pair.request,)
+    ]
     kept = b"".join([*chunks.values(), *(body for pair in SEALED_PAIRS for body in (pair.request, pair.response))])
     assert not any(data[:9] in kept for data in clear)
     assert KEYS.seal(PLAIN, CUT, PAIRS)[0] == SEALED
 
 
-def test_each_class_gets_the_keys_of_what_it_runs_and_no_others() -> None:
+def test_each_device_class_gets_the_keys_of_its_slices_only() -> None:
     """A slice that only the cloud runs stays closed to a device, a compiled one to classes without the accelerator."""
-    assert given("pi4") == {"head", "tail", "golden"}
-    assert given("tiny") == {"head", "golden"}
-    assert given("coral") == {"head", "tpu01", "golden"}
+    assert openable_by("pi4") == {"head", "tail", "golden"}
+    assert openable_by("tiny") == {"head", "golden"}
+    assert openable_by("coral") == {"head", "tpu01", "golden"}
     assert KEYS.wrap_for_device(device("unplanned"), DIGEST, SEALED) == b""
     assert KEYS.wrap_for_device(device("pi4"), DIGEST, PLAIN) == b""
     tail = SEALED.slice("tail").encryption
     assert tail is not None and set(KEYS.remote_keys(SEALED)) == {tail.key_id}
 
 
-def test_a_device_without_a_key_of_its_own_is_named() -> None:
-    """Nothing can be wrapped for it, and the error says what to do."""
+def test_a_device_without_an_encryption_key_is_named() -> None:
+    """No content key can be wrapped for it, and the error has advice."""
     with pytest.raises(Conflict, match=r"cam-7.*--replace"):
         KEYS.wrap_for_device(Device(name="cam-7", device_class="pi4", encryption_key=b""), DIGEST, SEALED)
 
 
-def test_another_secret_makes_no_keys_for_a_release(tmp_path: Path) -> None:
-    """A secret that was lost and made anew is noticed before wrong keys go out; the old one back opens all again."""
+def test_a_regenerated_secret_is_detected_before_keys_are_wrapped(tmp_path: Path) -> None:
+    """With the original secret back, the release opens again."""
     path = tmp_path / "content.key"
     first = load_or_make_content_keys(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -116,8 +118,8 @@ def test_another_secret_makes_no_keys_for_a_release(tmp_path: Path) -> None:
     assert path.read_bytes() == backup[:-1]
 
 
-def test_an_introduction_must_be_the_requests_own(tmp_path: Path) -> None:
-    """A key signed by somebody else, and a request that is none, are refused with the status that fits."""
+def test_the_encryption_key_must_be_signed_by_the_requests_key(tmp_path: Path) -> None:
+    """A key signed by another key, and an invalid request, are refused with the matching status."""
     own, thief = (load_or_make_key(tmp_path / name) for name in ("own", "thief"))
     csr = certificate_request(own, "cam-1").decode()
     public, signature = sign_encryption_key(OWN, own, csr)
@@ -133,8 +135,8 @@ def test_an_introduction_must_be_the_requests_own(tmp_path: Path) -> None:
 # Statements
 
 
-class Bench:
-    """A director that wraps as it is told."""
+class DirectorHarness:
+    """A director whose key wrapping each test sets."""
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder, self.now = folder, 1_000_000.0
@@ -176,23 +178,23 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, database_url: str) -> Bench:
-    return Bench(tmp_path, database_url)
+def bench(tmp_path: Path, database_url: str) -> DirectorHarness:
+    return DirectorHarness(tmp_path, database_url)
 
 
-def test_statements_carry_keys_for_their_device_and_renewals_carry_them_again(bench: Bench) -> None:
-    """Wrapped at each signing, so that a statement that is renewed or repeated needs nothing else."""
+def test_statements_and_renewals_carry_wrapped_keys(bench: DirectorHarness) -> None:
+    """Keys are wrapped at each signing, so that a renewed or repeated statement is complete."""
     bench.enrol("cam-1", b"1" * 32)
     bench.enrol("cam-2", b"2" * 32)
     bench.deploy("cam-1", "cam-2")
-    assert [one.releases[0].keys[:1] for one in bench.signed] == [b"1", b"2"]
+    assert [statement.releases[0].keys[:1] for statement in bench.signed] == [b"1", b"2"]
     bench.now += 600
     assert bench.director.renew() == ["cam-1", "cam-2"]
-    assert [one.releases[0].keys[:1] for one in bench.signed[2:]] == [b"1", b"2"]
+    assert [statement.releases[0].keys[:1] for statement in bench.signed[2:]] == [b"1", b"2"]
 
 
-def test_hardware_that_is_replaced_has_its_keys_wrapped_anew(bench: Bench) -> None:
-    """At once when the new one enrols, under a higher counter; never again to the old one's key."""
+def test_replaced_hardware_gets_newly_wrapped_keys(bench: DirectorHarness) -> None:
+    """As soon as the replacement enrols, under a higher counter; never again for the old hardware's key."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
     before = bench.signed[-1].counter
@@ -204,8 +206,8 @@ def test_hardware_that_is_replaced_has_its_keys_wrapped_anew(bench: Bench) -> No
     assert bench.keys.startswith(b"N" * 32)
 
 
-def test_a_revoked_device_gets_no_further_keys(bench: Bench) -> None:
-    """Neither by renewal nor by a deployment; its key is forgotten."""
+def test_a_revoked_device_gets_no_content_keys(bench: DirectorHarness) -> None:
+    """Neither by renewal nor by a deployment; its key is deleted."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
     bench.devices.revoke("cam-1")
@@ -218,8 +220,8 @@ def test_a_revoked_device_gets_no_further_keys(bench: Bench) -> None:
     assert bench.devices.get("cam-1").encryption_key == b""
 
 
-def test_a_renewed_certificate_leaves_the_encryption_key_as_it_is(bench: Bench) -> None:
-    """Keys go on being wrapped to it, under the new certificate as under the old."""
+def test_a_renewed_certificate_keeps_the_encryption_key(bench: DirectorHarness) -> None:
+    """Keys are wrapped for it under the new certificate as under the old."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
     csr = certificate_request(load_or_make_key(bench.folder / "next.key"), "cam-1")
@@ -231,8 +233,8 @@ def test_a_renewed_certificate_leaves_the_encryption_key_as_it_is(bench: Bench) 
     assert bench.keys.startswith(b"1" * 32)
 
 
-def test_what_needs_no_keys_is_not_stated_anew(bench: Bench) -> None:
-    """A device that enrols again and runs nothing encrypted keeps its statement; an unknown one has none."""
+def test_statements_without_keys_are_not_reissued_at_enrolment(bench: DirectorHarness) -> None:
+    """A device that enrols again and runs nothing encrypted keeps its statement; an unknown device has none."""
     bench.wrap = lambda one, digest: b""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
@@ -241,8 +243,8 @@ def test_what_needs_no_keys_is_not_stated_anew(bench: Bench) -> None:
     assert len(bench.signed) == said
 
 
-def test_one_devices_lost_keys_do_not_keep_others_from_renewal(bench: Bench) -> None:
-    """A secret that is gone fails a deployment, but a renewal only says nothing of keys: devices kept theirs."""
+def test_missing_content_keys_do_not_block_other_renewals(bench: DirectorHarness) -> None:
+    """A lost secret fails a deployment; a renewal only leaves the keys out, because devices have stored theirs."""
     bench.enrol("cam-1", b"1" * 32)
     bench.enrol("cam-2", b"2" * 32)
     bench.deploy("cam-1", "cam-2")
@@ -255,13 +257,13 @@ def test_one_devices_lost_keys_do_not_keep_others_from_renewal(bench: Bench) -> 
     bench.wrap = lost
     bench.now += 600
     assert bench.director.renew() == ["cam-1", "cam-2"]
-    assert [one.releases[0].keys for one in bench.signed[-2:]] == [b"", b"good"]
+    assert [statement.releases[0].keys for statement in bench.signed[-2:]] == [b"", b"good"]
     with pytest.raises(EdgeError, match="lost"):
         bench.deploy("cam-1")
 
 
-def test_a_statement_too_long_to_send_is_refused_and_changes_nothing(bench: Bench) -> None:
-    """The operator is told what would do; the device's statement stays the one it had."""
+def test_an_oversized_statement_is_refused_without_effect(bench: DirectorHarness) -> None:
+    """The error has advice; the device's statement is unchanged."""
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
     before = bench.devices.get("cam-1").counter

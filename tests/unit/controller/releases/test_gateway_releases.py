@@ -40,11 +40,11 @@ def layers_of(maker: ReleaseMaker) -> list[str]:
     return [layer["name"] for layer in maker.model.shown["layers"]]
 
 
-def test_every_row_and_its_far_half_can_be_served(maker: ReleaseMaker) -> None:
+def test_the_offload_server_serves_every_row_and_its_cloud_part(maker: ReleaseMaker) -> None:
     """Whatever the planner finds, and every forced place for the gateway's part: the cloud's server knows each row of
     the signed release, and what is left of it beyond the gateway, by the slices that lie there."""
     layers = layers_of(maker)
-    made = [release(maker, one) for one in ("auto", "edge", "cloud")]
+    made = [release(maker, partition) for partition in ("auto", "edge", "cloud")]
     made += [release(maker, layers[0], edge_after=last) for last in (layers[1], layers[-2])]
     shelf = ModelRepository(release_opener(maker.folder / "offload", maker.repository.root_bytes), OnnxRuntime())
     hops = 0
@@ -59,16 +59,16 @@ def test_every_row_and_its_far_half_can_be_served(maker: ReleaseMaker) -> None:
             for link, hop in enumerate(row.hops, 1):
                 hops += 1
                 far = shelf.model(remote_name(digest, CLASS, f"{row.name}~{link}"))
-                assert [one.name for one in far.inputs] == list(hop.sends)
-                assert [one.name for one in far.outputs] == list(hop.receives)
+                assert [tensor.name for tensor in far.inputs] == list(hop.sends)
+                assert [tensor.name for tensor in far.outputs] == list(hop.receives)
                 assert set(hop.remote) <= set(row.remote) <= gateway_slices(manifest)
             with pytest.raises(NotFound):
                 shelf.model(remote_name(digest, CLASS, f"{row.name}~{len(row.hops) + 1}"))
     assert hops >= 2
 
 
-def test_without_a_gateway_nothing_is_said_of_one(maker: ReleaseMaker) -> None:
-    """Two tiers: no hops, no slices for a gateway, and no layer that could end its part."""
+def test_two_tier_releases_contain_no_gateway_fields(maker: ReleaseMaker) -> None:
+    """No hops, no slices for a gateway, and no layer that could end its part."""
     digest = release(maker, gateway=False)
     manifest = maker.releasing.manifest(digest)
     assert maker.releasing.split_by_gateway(digest) == "" and gateway_slices(manifest) == set()
@@ -79,8 +79,9 @@ def test_without_a_gateway_nothing_is_said_of_one(maker: ReleaseMaker) -> None:
         release(maker, layers_of(maker)[0], gateway=False, edge_after=layers_of(maker)[1])
 
 
-def test_the_planner_may_put_a_released_model_behind_a_gateway(maker: ReleaseMaker) -> None:
-    """A device is led through a gateway after its model was released: another cut, by the planner's key alone."""
+def test_the_planner_can_recut_a_release_for_a_gateway(maker: ReleaseMaker) -> None:
+    """A device is assigned to a gateway after its model was released: another cut, signed with the planner's key
+    alone."""
     base = release(maker, gateway=False)
     maker.lose_the_release_key()
     layers = layers_of(maker)

@@ -1,4 +1,4 @@
-"""What the controller makes of another plan for a released model: a recut by the planner's key, or a reason."""
+"""Another plan for a released model: a recut signed with the planner's key, or a reason for refusal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def maker(tmp_path: Path) -> ReleaseMaker:
     return ReleaseMaker(tmp_path)
 
 
-def test_another_cut_is_a_recut_of_the_newest_release(maker: ReleaseMaker) -> None:
-    """It names its base, the planner signs it, the offload server has it, and asked for again it is the same."""
+def test_a_recut_references_the_newest_release(maker: ReleaseMaker) -> None:
+    """It names its base, the planner signs it, the offload server has it, and requested again it is the same."""
     first, _ = maker.release("conv")
     digest, manifest = maker.release("pool", recut=True)
 
@@ -29,17 +29,17 @@ def test_another_cut_is_a_recut_of_the_newest_release(maker: ReleaseMaker) -> No
     assert signature_view(manifest) == {"signed_by": "planner", "recut_of": first}
     assert (maker.folder / "offload" / digest / "proof" / "base.json").is_file()
     assert maker.release("pool", recut=True)[0] == digest
-    assert [one.options["signed_by"] for one in maker.releasing.all()] == ["targets", "planner"]
+    assert [release.options["signed_by"] for release in maker.releasing.all()] == ["targets", "planner"]
 
 
-def test_a_recut_that_changes_nothing_is_its_base(maker: ReleaseMaker) -> None:
-    """The same plan again needs no signature at all."""
+def test_a_recut_without_changes_returns_its_base(maker: ReleaseMaker) -> None:
+    """The same plan needs no new signature."""
     made = maker.release("conv")
     assert maker.release("conv", recut=True) == made and maker.repository.recuts() == []
 
 
-def test_without_the_release_key_new_plans_are_recuts(maker: ReleaseMaker) -> None:
-    """Nobody has to ask for it; the base is always what the release key signed, not the last recut."""
+def test_new_plans_become_recuts_without_the_release_key(maker: ReleaseMaker) -> None:
+    """Without an option; the base is always what the release key signed, not the last recut."""
     first, _ = maker.release("conv")
     maker.lose_the_release_key()
     for partition in ("pool", "flatten"):
@@ -47,8 +47,8 @@ def test_without_the_release_key_new_plans_are_recuts(maker: ReleaseMaker) -> No
     assert len(maker.repository.recuts()) == 2
 
 
-def test_a_first_release_needs_the_release_key(maker: ReleaseMaker) -> None:
-    """With it at hand the way is named; without it there is none."""
+def test_a_first_release_requires_the_release_key(maker: ReleaseMaker) -> None:
+    """Where the key is available the error names the option; without it there is no way."""
     with pytest.raises(UsageError, match=r"first release.*without --recut"):
         maker.release("conv", recut=True)
     maker.lose_the_release_key()
@@ -56,7 +56,7 @@ def test_a_first_release_needs_the_release_key(maker: ReleaseMaker) -> None:
         maker.release("conv")
 
 
-def test_a_weaker_limit_is_told_before_anything_is_signed(maker: ReleaseMaker) -> None:
+def test_a_loosened_limit_is_refused_before_signing(maker: ReleaseMaker) -> None:
     """What devices would refuse is not published."""
     maker.release("pool", limits={"keep_raw_input": True, "keep_first": 2})
     with pytest.raises(UsageError, match=r"cannot be cut like this by the planner.*'image' leave the device"):
@@ -67,14 +67,14 @@ def test_a_weaker_limit_is_told_before_anything_is_signed(maker: ReleaseMaker) -
     maker.release("flatten", recut=True, limits={"keep_raw_input": True, "keep_first": 3})
 
 
-def test_a_device_class_that_the_base_does_not_know_gets_its_plan(maker: ReleaseMaker) -> None:
-    """A recut may serve another kind of device, under the limits of those that were there."""
+def test_a_recut_can_add_a_device_class(maker: ReleaseMaker) -> None:
+    """Under the limits of the classes in the base."""
     maker.release("conv")
     _, manifest = maker.release("pool", recut=True, device="jetson-nano")
     assert set(manifest.plans) == {"jetson-nano"}
 
 
-def test_slices_that_fit_are_used_as_they_are(maker: ReleaseMaker) -> None:
+def test_a_recut_reuses_slices_of_its_base(maker: ReleaseMaker) -> None:
     """A table over the release's own slices sends nothing new, not even a graph."""
     _, base = maker.release("conv")
     _, manifest = maker.release("cloud", recut=True)
@@ -83,8 +83,8 @@ def test_slices_that_fit_are_used_as_they_are(maker: ReleaseMaker) -> None:
     ]
 
 
-def test_a_tflite_model_goes_into_new_tables_and_is_not_cut_anew(tmp_path: Path) -> None:
-    """It has no fingerprint; what needs the release key is said."""
+def test_a_tflite_recut_reuses_slices_only(tmp_path: Path) -> None:
+    """A TFLite model has no fingerprint; what needs the release key is reported."""
     maker = ReleaseMaker(tmp_path, tflite_models.MODELS["chain"]())
     layers = [layer["name"] for layer in maker.model.shown["layers"]]
     first, base = maker.release(layers[1])
@@ -96,7 +96,7 @@ def test_a_tflite_model_goes_into_new_tables_and_is_not_cut_anew(tmp_path: Path)
         maker.release(layers[2], recut=True)
 
 
-def test_an_encrypted_release_stays_encrypted(maker: ReleaseMaker) -> None:
+def test_a_recut_of_an_encrypted_release_reuses_its_ciphertext(maker: ReleaseMaker) -> None:
     """Its slices go into new tables as the ciphertext that they are; it tells no digest of a weight, so it is not cut
     anew; and what was in clear is not encrypted by the planner."""
     first, base = maker.release("conv", encrypt=True)
@@ -112,10 +112,10 @@ def test_an_encrypted_release_stays_encrypted(maker: ReleaseMaker) -> None:
         maker.release("conv", recut=True, encrypt=True)
 
 
-def test_a_model_that_is_prepared_otherwise_today_is_not_cut_anew(
+def test_a_model_prepared_by_another_runtime_version_is_not_recut(
     maker: ReleaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another onnxruntime may optimise otherwise: its slices would be refused by devices, so nothing is published."""
+    """Another onnxruntime may optimise differently: devices would refuse its slices, so nothing is published."""
     maker.release("conv")
     monkeypatch.setattr(releasing_module, "fingerprint_of", lambda loaded: b"another")
     with pytest.raises(UsageError, match="another version of onnxruntime"):
@@ -124,7 +124,7 @@ def test_a_model_that_is_prepared_otherwise_today_is_not_cut_anew(
     assert len(maker.repository.recuts()) == 1
 
 
-def test_fitting_is_a_question_of_whole_slices(maker: ReleaseMaker) -> None:
+def test_a_row_fits_slices_only_as_wholes(maker: ReleaseMaker) -> None:
     """Every row takes each slice whole or not at all."""
     _, base = maker.release("conv")
     table = base.plans[CLASS]

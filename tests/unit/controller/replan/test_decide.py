@@ -1,4 +1,4 @@
-"""When another table moves: true drift that costs something, and nothing else."""
+"""The decision to replace a table: only for true drift that costs something."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgesplit_controller.replan.pricing import (
 )
 from edgesplit_partitioner import plan as make_plan
 from edgesplit_partitioner.costs.from_telemetry import with_measurements
-from support.replan_samples import LINK, MODEL, RELEASE, Fleet, costs_of, voices, world
+from support.replan_samples import LINK, MODEL, RELEASE, Fleet, costs_of, device_measurements, world
 
 DOUBT = ConfidencePolicy(least_devices=3, observe_s=20.0)
 NAMES = ("a", "b", "c", "d", "e")
@@ -39,7 +39,7 @@ ENERGY: dict[str, Any] = {"objective": "energy", "limits": {"deadline_s": 0.034}
 def verdict(told: dict[str, list[TelemetryEvidence]], doubt: ConfidencePolicy = DOUBT, **wish: Any) -> Verdict:
     """Of the world's plan, by what these devices told."""
     costs, plan, layers = world(**wish)
-    heard = voices(plan, told)
+    heard = device_measurements(plan, told)
     seen = estimate(heard, plan, layers)
     made = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link}, **wish)
     return compare_tables(heard, price_in_use(plan, layers, made.costs), price_new(made.table), seen.fixed_s, doubt)
@@ -49,16 +49,16 @@ def fleet(**wish: Any) -> Fleet:
     return Fleet(world(**wish)[1])
 
 
-def told_by(one: Fleet, names: Sequence[str] = NAMES, **more: Any) -> dict[str, list[TelemetryEvidence]]:
-    return {name: one.tells(name, **more) for name in names}
+def telemetry_of(one: Fleet, names: Sequence[str] = NAMES, **more: Any) -> dict[str, list[TelemetryEvidence]]:
+    return {name: one.telemetry(name, **more) for name in names}
 
 
-def test_a_layer_that_is_far_slower_than_predicted_moves_the_cut() -> None:
+def test_a_much_slower_layer_changes_the_table() -> None:
     """The profile was wrong about one layer: the table in use has no row that avoids it alone, another one does."""
     costs = costs_of(remote_part=1.0, image_bytes=60_000)
     plan, layers = world(costs)[1:]
     slow = Fleet(plan, slow={"s-head": 30.0})
-    heard = voices(plan, told_by(slow))
+    heard = device_measurements(plan, telemetry_of(slow))
     seen = estimate(heard, plan, layers)
     made = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link})
     found = compare_tables(heard, price_in_use(plan, layers, made.costs), price_new(made.table), 0.0, DOUBT)
@@ -66,53 +66,53 @@ def test_a_layer_that_is_far_slower_than_predicted_moves_the_cut() -> None:
     assert "saves" in found.reason and found.new_s < found.old_s
 
 
-def test_a_link_that_makes_devices_break_their_deadline_moves_it_though_it_costs_more() -> None:
-    """Devices are told to save joules and take the row that does; on the measured link that row is late."""
-    found = verdict(told_by(replace(fleet(**ENERGY), link=THIN)), **ENERGY)
+def test_a_missed_deadline_changes_the_table_at_higher_cost() -> None:
+    """Devices minimise energy and take the row that does; on the measured link that row is late."""
+    found = verdict(telemetry_of(replace(fleet(**ENERGY), link=THIN)), **ENERGY)
     assert found.moves and (found.broken_before, found.broken_after) == (1.0, 0.0), found
     assert "breaks a limit in 0% of the time instead of 100%" in found.reason
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_moves_nothing(seed: int) -> None:
-    """Everything as planned, give or take a fifth."""
+def test_noise_does_not_change_the_table(seed: int) -> None:
+    """Everything as planned, within a fifth."""
     noisy = replace(fleet(), noise=0.2, seed=seed)
-    found = verdict(told_by(noisy))
+    found = verdict(telemetry_of(noisy))
     assert not found.moves and "serves what was measured" in found.reason, found
 
 
-def test_a_link_that_the_table_knows_is_no_reason() -> None:
-    """The table holds the best row for every bandwidth: devices take it by themselves."""
-    found = verdict(told_by(replace(fleet(), link=THIN)))
+def test_a_bandwidth_covered_by_the_table_changes_nothing() -> None:
+    """The table holds the best row for every bandwidth: devices choose it by themselves."""
+    found = verdict(telemetry_of(replace(fleet(), link=THIN)))
     assert not found.moves and abs(found.gain) < 0.02, found
 
 
-def test_one_liar_moves_nothing() -> None:
-    """Of three devices one claims to break its deadline all the time."""
+def test_one_lying_device_changes_nothing() -> None:
+    """Of three devices one claims to miss its deadline all the time."""
     honest = fleet(**ENERGY)
-    told = told_by(honest, NAMES[:2]) | {"liar": replace(honest, link=THIN).tells("liar")}
+    told = telemetry_of(honest, NAMES[:2]) | {"liar": replace(honest, link=THIN).telemetry("liar")}
     found = verdict(told, **ENERGY)
     assert not found.moves and found.broken_before == 0.0
 
 
-def test_an_outage_of_a_while_moves_nothing() -> None:
-    """The newer part of what was watched is bad, the older was good."""
+def test_a_temporary_outage_changes_nothing() -> None:
+    """The newer half of the evidence is bad, the older half was good."""
     links = [LINK] * 10 + [THIN] * 10
-    found = verdict(told_by(fleet(**ENERGY), links=links), **ENERGY)
+    found = verdict(telemetry_of(fleet(**ENERGY), links=links), **ENERGY)
     assert not found.moves and "only for a part of the time" in found.reason, found
 
 
-def test_a_swinging_link_does_not_make_the_table_swing() -> None:
-    """Good and bad by turns: whichever table is in use, the verdict on it is not to move to the one that the other
-    verdict would move from."""
+def test_an_oscillating_link_does_not_oscillate_the_table() -> None:
+    """Good and bad by turns: whichever table is in use, the decision never proposes the table that the opposite
+    decision would replace."""
     links = [LINK, LINK, THIN, THIN]
-    there = verdict(told_by(fleet(**ENERGY), links=links), **ENERGY)
+    there = verdict(telemetry_of(fleet(**ENERGY), links=links), **ENERGY)
     costs, plan, layers = world(**ENERGY)
-    heard = voices(plan, told_by(Fleet(plan), links=links))
+    heard = device_measurements(plan, telemetry_of(Fleet(plan), links=links))
     seen = estimate(heard, plan, layers)
     other = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link}, **ENERGY)
     costs_then, plan_then, layers_then = world(link=seen.planned_link, **ENERGY)
-    heard_then = voices(plan_then, told_by(Fleet(plan_then), links=links))
+    heard_then = device_measurements(plan_then, telemetry_of(Fleet(plan_then), links=links))
     believed_then = estimate(heard_then, plan_then, layers_then)
     back = make_plan(
         with_measurements(costs_then, believed_then), {"device-cloud": believed_then.planned_link}, **ENERGY
@@ -124,25 +124,28 @@ def test_a_swinging_link_does_not_make_the_table_swing() -> None:
     assert other.table.rows
 
 
-def test_a_table_is_worth_nothing_beside_itself() -> None:
-    """Whatever was measured and whatever rows devices took: the same rows are the same bill."""
+def test_the_same_table_has_no_gain() -> None:
+    """Whatever was measured and whatever rows devices took: equal rows cost the same."""
     costs, plan, layers = world(**ENERGY)
-    moments = voices(plan, told_by(replace(Fleet(plan), link=THIN)))[0].observations
+    moments = device_measurements(plan, telemetry_of(replace(Fleet(plan), link=THIN)))[0].observations
     table = make_plan(costs, {"device-cloud": LINK}, **ENERGY).table
-    stubborn = [msgspec.structs.replace(one.window, row="local") for one in moments]
-    for each in (moments, [Observation(one.at, one.link, w) for one, w in zip(moments, stubborn, strict=True)]):
-        old, new = compare_costs(price_in_use(plan, layers, costs), price_new(table), each)
+    stubborn = [msgspec.structs.replace(observation.window, row="local") for observation in moments]
+    for observations in (
+        moments,
+        [Observation(observation.at, observation.link, w) for observation, w in zip(moments, stubborn, strict=True)],
+    ):
+        old, new = compare_costs(price_in_use(plan, layers, costs), price_new(table), observations)
         assert old == new
 
 
-def test_what_a_device_did_not_take_it_is_not_expected_to_take_from_another_table() -> None:
-    """It stayed alone though the table called another row better: it knows more of its link than it tells, and a table
-    with the same rows promises nothing."""
+def test_rows_a_device_avoided_promise_no_gain() -> None:
+    """The device ran locally although the table preferred another row: it has reasons that telemetry does not show, and
+    a table with the same rows promises nothing."""
     costs, plan, layers = world(**ENERGY)
     quick = Conditions(link=LINK)
     alone = [
-        Observation(one.at, one.link, msgspec.structs.replace(one.window, row="local"))
-        for one in voices(plan, told_by(Fleet(plan)))[0].observations
+        Observation(observation.at, observation.link, msgspec.structs.replace(observation.window, row="local"))
+        for observation in device_measurements(plan, telemetry_of(Fleet(plan)))[0].observations
     ]
     table = price_in_use(plan, layers, costs)
     best = table.best(quick)
@@ -151,26 +154,27 @@ def test_what_a_device_did_not_take_it_is_not_expected_to_take_from_another_tabl
     assert new.cost == old.cost
 
 
-def test_what_is_missing_is_said() -> None:
-    """Devices, or time."""
+def test_missing_evidence_is_reported() -> None:
+    """Too few devices, or too short a time."""
     plan = world()[1]
-    told = told_by(Fleet(plan), moments=8)
+    told = telemetry_of(Fleet(plan), moments=8)
     assert (
-        missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=9, observe_s=1.0))
+        missing_evidence(device_measurements(plan, told), ConfidencePolicy(least_devices=9, observe_s=1.0))
         == "5 of 9 devices have told enough"
     )
     assert (
-        missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=2, observe_s=60.0))
+        missing_evidence(device_measurements(plan, told), ConfidencePolicy(least_devices=2, observe_s=60.0))
         == "watched for 14 of 60 s"
     )
-    assert not missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=2, observe_s=14.0))
+    assert not missing_evidence(device_measurements(plan, told), ConfidencePolicy(least_devices=2, observe_s=14.0))
     assert "0 of 2" in missing_evidence(
-        voices(plan, told_by(Fleet(plan), moments=3)), ConfidencePolicy(least_devices=2, observe_s=1.0)
+        device_measurements(plan, telemetry_of(Fleet(plan), moments=3)),
+        ConfidencePolicy(least_devices=2, observe_s=1.0),
     )
 
 
-def test_after_a_change_nothing_moves_for_a_while_and_longer_after_several() -> None:
-    """The wait doubles with each change of the last week, and is a week at most."""
+def test_the_cool_down_doubles_with_recent_changes() -> None:
+    """It doubles with each change of the last week, and is a week at most."""
     doubt = ConfidencePolicy(cool_down_s=100.0)
     assert remaining_cool_down_s([], 0.0, doubt) == 0.0
     assert remaining_cool_down_s([1_000.0], 1_030.0, doubt) == 70.0
@@ -180,13 +184,15 @@ def test_after_a_change_nothing_moves_for_a_while_and_longer_after_several() -> 
     assert remaining_cool_down_s([float(number) for number in range(40)], 39.0, doubt) == 7 * 86_400.0
 
 
-def test_time_is_halved_for_all_devices_at_the_same_moment_and_moments_are_thinned_evenly() -> None:
-    """A device that came late has no older half; the newest moment always counts."""
+def test_evidence_is_halved_at_one_time_and_thinned_evenly() -> None:
+    """A device that came late has no older half; the newest sample always counts."""
     plan = world()[1]
-    told = {"a": Fleet(plan).tells("a", 10), "b": Fleet(plan).tells("b", 10)[6:]}
-    older, newer = split_in_time(voices(plan, told))
-    assert [len(each) for each in older] == [5, 0] and [len(each) for each in newer] == [5, 4]
-    many = measurements_of("a", Fleet(plan).tells("a", 1_000), MODEL, RELEASE, plan)
+    told = {"a": Fleet(plan).telemetry("a", 10), "b": Fleet(plan).telemetry("b", 10)[6:]}
+    older, newer = split_in_time(device_measurements(plan, told))
+    assert [len(observations) for observations in older] == [5, 0] and [
+        len(observations) for observations in newer
+    ] == [5, 4]
+    many = measurements_of("a", Fleet(plan).telemetry("a", 1_000), MODEL, RELEASE, plan)
     assert many is not None
     some = thin_out(many.observations)
     assert (
@@ -196,8 +202,8 @@ def test_time_is_halved_for_all_devices_at_the_same_moment_and_moments_are_thinn
     )
 
 
-def test_rows_are_what_they_are_whatever_they_are_called() -> None:
-    """The planner's row in layers and the release's in slices are one way."""
+def test_rows_are_compared_by_content_not_by_name() -> None:
+    """The planner's row in layers and the release's in slices are the same route."""
     costs, plan, layers = world()
     table: Plan = make_plan(costs, {"device-cloud": LINK}).table
     old, new = price_in_use(plan, layers, costs), price_new(table)

@@ -1,4 +1,4 @@
-"""What a class of devices believes of its plan: true drift is found, noise is not, and who lies moves nobody."""
+"""Evidence of a device class against its plan: true drift is found, noise and lying devices change nothing."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from edgesplit_controller.replan.evidence import (
 )
 from edgesplit_partitioner.costs.from_telemetry import MAX_FACTOR, with_measurements
 from edgesplit_partitioner.costs.model import check_costs
-from support.replan_samples import LINK, MODEL, RELEASE, Fleet, costs_of, voices, world
+from support.replan_samples import LINK, MODEL, RELEASE, Fleet, costs_of, device_measurements, world
 
 _, PLAN, LAYERS = world(costs_of(remote_part=0.6))
 SLOW = Link(up_bytes_per_s=2e5, down_bytes_per_s=4e6, rtt_s=0.08)
 
 
 def factors(told: dict[str, list[TelemetryEvidence]]) -> dict[str, float]:
-    """By slice, what is believed beside the plan's seconds."""
-    seen = estimate(voices(PLAN, told), PLAN, LAYERS)
+    """By slice, the estimated factor of the plan's seconds."""
+    seen = estimate(device_measurements(PLAN, told), PLAN, LAYERS)
     return {group.layers[0]: group.seconds / PLAN.slice_s[f"s-{group.layers[0]}"] for group in seen.device}
 
 
-def test_a_slower_layer_and_a_slower_link_are_found_through_noise() -> None:
+def test_slower_layers_and_links_are_estimated_through_noise() -> None:
     """Each quantity by itself, within a few per cent."""
     fleet = Fleet(PLAN, slow={"s-body": 3.0}, link=SLOW)
-    told = {name: fleet.tells(name) for name in ("a", "b", "c", "d", "e")}
-    seen = estimate(voices(PLAN, told), PLAN, LAYERS)
+    told = {name: fleet.telemetry(name) for name in ("a", "b", "c", "d", "e")}
+    seen = estimate(device_measurements(PLAN, told), PLAN, LAYERS)
     assert seen.link.up_bytes_per_s == pytest.approx(2e5, rel=0.05)
     assert seen.link.rtt_s == pytest.approx(0.08, rel=0.05)
     found = factors(told)
@@ -43,65 +43,65 @@ def test_a_slower_layer_and_a_slower_link_are_found_through_noise() -> None:
 
 
 @pytest.mark.parametrize("lie", [1e-9, 1e-3, 40.0, 1e12])
-def test_one_liar_among_three_moves_nothing_further_than_the_honest_say(lie: float) -> None:
-    """Whatever one device claims of itself, its class believes what lies between two honest ones."""
+def test_one_lying_device_stays_between_the_honest_values(lie: float) -> None:
+    """Whatever one device claims, its class's estimate lies between two honest ones."""
     fleet = Fleet(PLAN, link=SLOW)
     liar = Fleet(PLAN, slow=dict.fromkeys(PLAN.slice_s, lie), link=Link(
         up_bytes_per_s=max(200.0, 2e6 / lie), down_bytes_per_s=4e6, rtt_s=min(50.0, 0.01 * lie)
     ))  # fmt: skip
-    honest = {name: fleet.tells(name) for name in ("a", "b")}
-    said = {name: factors({name: each}) for name, each in honest.items()}
-    found = factors({**honest, "liar": liar.tells("liar")})
+    honest = {name: fleet.telemetry(name) for name in ("a", "b")}
+    said = {name: factors({name: values}) for name, values in honest.items()}
+    found = factors({**honest, "liar": liar.telemetry("liar")})
     for name, factor in found.items():
-        low, high = sorted(each[name] for each in said.values())
+        low, high = sorted(value[name] for value in said.values())
         assert low <= factor <= high
 
 
-def test_many_messages_give_no_louder_voice() -> None:
+def test_many_messages_add_no_weight() -> None:
     """A device that sends a hundred times as much counts once."""
     fleet, loud = Fleet(PLAN), Fleet(PLAN, slow=dict.fromkeys(PLAN.slice_s, 9.0))
-    told = {"a": fleet.tells("a", 8), "b": fleet.tells("b", 8), "loud": loud.tells("loud", 800)}
+    told = {"a": fleet.telemetry("a", 8), "b": fleet.telemetry("b", 8), "loud": loud.telemetry("loud", 800)}
     assert all(factor == pytest.approx(1.0, rel=0.1) for factor in factors(told).values())
 
 
-def test_of_two_devices_the_one_that_is_nearer_to_the_plan_is_believed() -> None:
-    """Both must have drifted before anything has."""
+def test_of_two_devices_the_one_nearer_to_the_plan_counts() -> None:
+    """Both must have drifted before the estimate drifts."""
     fleet, slow = Fleet(PLAN), Fleet(PLAN, slow=dict.fromkeys(PLAN.slice_s, 4.0))
-    one = factors({"a": fleet.tells("a"), "b": slow.tells("b")})
-    both = factors({"a": slow.tells("a"), "b": slow.tells("b")})
+    one = factors({"a": fleet.telemetry("a"), "b": slow.telemetry("b")})
+    both = factors({"a": slow.telemetry("a"), "b": slow.telemetry("b")})
     assert all(factor == pytest.approx(1.0, rel=0.1) for factor in one.values())
     assert all(factor == pytest.approx(4.0, rel=0.1) for factor in both.values())
 
 
-def test_emulated_and_simulated_devices_never_speak_for_real_ones() -> None:
-    """A hundred emulated ones beside two real ones are not heard; alone they are, and it says so."""
+def test_emulated_and_simulated_devices_are_no_evidence_for_real_ones() -> None:
+    """A hundred emulated devices beside two real ones are ignored; alone they count, and the result is marked."""
     real = Fleet(PLAN)
     emulated = Fleet(PLAN, slow=dict.fromkeys(PLAN.slice_s, 5.0), kind="emulated")
-    told = {f"e{number}": emulated.tells(f"e{number}", 8) for number in range(20)}
-    alone = voices(PLAN, told)
-    mixed = voices(PLAN, {**told, "r1": real.tells("r1"), "r2": real.tells("r2")})
-    assert {one.kind for one in alone} == {"emulated"} and len(alone) == 20
-    assert sorted(one.device for one in mixed) == ["r1", "r2"]
+    told = {f"e{number}": emulated.telemetry(f"e{number}", 8) for number in range(20)}
+    alone = device_measurements(PLAN, told)
+    mixed = device_measurements(PLAN, {**told, "r1": real.telemetry("r1"), "r2": real.telemetry("r2")})
+    assert {item.kind for item in alone} == {"emulated"} and len(alone) == 20
+    assert sorted(item.device for item in mixed) == ["r1", "r2"]
     assert estimate(alone, PLAN, LAYERS).basis == "emulated"
-    simulated = {f"sim{number}": real.tells(f"sim{number}", 8) for number in range(9)}
-    assert {one.kind for one in voices(PLAN, simulated)} == {"simulated"}
-    assert len(voices(PLAN, {**told, **simulated})) == 20
+    simulated = {f"sim{number}": real.telemetry(f"sim{number}", 8) for number in range(9)}
+    assert {device.kind for device in device_measurements(PLAN, simulated)} == {"simulated"}
+    assert len(device_measurements(PLAN, {**told, **simulated})) == 20
 
 
-def test_a_device_that_became_another_kind_is_heard_from_then_on() -> None:
+def test_a_device_that_changes_its_kind_counts_from_then_on() -> None:
     """The name of an emulated device may be a real one's tomorrow."""
-    before, after = Fleet(PLAN, kind="emulated").tells("a", 10), Fleet(PLAN).tells("a", 5)
+    before, after = Fleet(PLAN, kind="emulated").telemetry("a", 10), Fleet(PLAN).telemetry("a", 5)
     one = measurements_of("a", [*before, *after], MODEL, RELEASE, PLAN)
     assert one is not None and one.kind == "measured" and len(one.observations) == 5
 
 
-def test_an_emulated_device_whose_host_is_too_slow_tells_nothing_of_its_times() -> None:
-    """Late samples are the host's; the link's are still good."""
+def test_times_of_an_overloaded_emulation_host_are_ignored() -> None:
+    """Late samples are the host's fault; the link's samples still count."""
     told = [
         msgspec.structs.replace(
-            one, models=tuple(msgspec.structs.replace(each, emulation_overruns=9) for each in one.models)
+            window, models=tuple(msgspec.structs.replace(model, emulation_overruns=9) for model in window.models)
         )
-        for one in Fleet(PLAN, slow={"s-body": 8.0}, link=SLOW, kind="emulated").tells("a")
+        for window in Fleet(PLAN, slow={"s-body": 8.0}, link=SLOW, kind="emulated").telemetry("a")
     ]
     one = measurements_of("a", told, MODEL, RELEASE, PLAN)
     assert one is not None and not one.slice_s and one.link.rtt_s == pytest.approx(0.08, rel=0.1)
@@ -111,20 +111,20 @@ def test_an_emulated_device_whose_host_is_too_slow_tells_nothing_of_its_times() 
     "change",
     [{"up_bytes_per_s": 0.0}, {"up_bytes_per_s": 1e15}, {"rtt_s": 1e9}, {"remote_usable": False}, {"models": ()}],
 )
-def test_what_no_link_is_and_what_was_not_used_is_no_evidence(change: dict[str, object]) -> None:
-    """A moment without the cloud, or without a request, says nothing of the plan."""
-    told = [msgspec.structs.replace(one, **change) for one in Fleet(PLAN).tells("a")]
+def test_windows_without_link_or_requests_are_no_evidence(change: dict[str, object]) -> None:
+    """A window without the cloud, or without a request, reveals nothing about the plan."""
+    told = [msgspec.structs.replace(window, **change) for window in Fleet(PLAN).telemetry("a")]
     assert measurements_of("a", told, MODEL, RELEASE, PLAN) is None
 
 
-def test_windows_of_another_release_are_not_this_ones() -> None:
-    """After a roll-out the evidence begins anew."""
-    assert measurements_of("a", Fleet(PLAN).tells("a"), MODEL, "cd" * 32, PLAN) is None
+def test_windows_of_another_release_are_ignored() -> None:
+    """After a rollout the evidence starts again."""
+    assert measurements_of("a", Fleet(PLAN).telemetry("a"), MODEL, "cd" * 32, PLAN) is None
 
 
-def test_a_stored_message_is_read_and_a_spoiled_one_is_none() -> None:
-    """Of an agent before slices were told, too."""
-    told = Fleet(PLAN).tells("a", 1)[0]
+def test_a_stored_message_parses_and_a_corrupt_one_is_skipped() -> None:
+    """Also one of an agent before slices were reported."""
+    told = Fleet(PLAN).telemetry("a", 1)[0]
     stored = msgspec.to_builtins(told)
     assert parse_message(stored) == told
     del stored["down_bytes_per_s"], stored["models"][0]["slices"]
@@ -134,8 +134,8 @@ def test_a_stored_message_is_read_and_a_spoiled_one_is_none() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=9), st.floats(1e-6, 1e6))
-def test_the_middle_is_one_of_the_voices_and_as_many_are_on_either_side(values: list[float], assumed: float) -> None:
-    """Fewer than half can move it nowhere beyond the others."""
+def test_the_median_is_one_of_the_values_and_halves_them(values: list[float], assumed: float) -> None:
+    """Fewer than half of the values cannot move it beyond the others."""
     found = robust_median(values, assumed)
     assert found in values
     assert sum(value < found for value in values) <= len(values) / 2
@@ -168,7 +168,7 @@ WINDOWS = st.builds(
         max_size=4,
     )
 )
-def test_whatever_devices_say_costs_stay_costs(
+def test_any_telemetry_yields_valid_bounded_costs(
     said: list[list[tuple[TelemetryWindow, float, float, float, bool]]],
 ) -> None:
     """Any figures that the wire lets through: no exception, and nothing in the next costs that no plan can be made of;
@@ -177,11 +177,11 @@ def test_whatever_devices_say_costs_stay_costs(
         f"d{number}": [
             TelemetryEvidence(at=at, emulated=emulated, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt,
             remote_usable=True,      models=(window,))
-            for at, (window, up, down, rtt, emulated) in enumerate(each)
+            for at, (window, up, down, rtt, emulated) in enumerate(evidence)
         ]
-        for number, each in enumerate(said)
+        for number, evidence in enumerate(said)
     }  # fmt: skip
-    seen = estimate(voices(PLAN, told), PLAN, LAYERS)
+    seen = estimate(device_measurements(PLAN, told), PLAN, LAYERS)
     costs = with_measurements(costs_of(remote_part=0.6), seen)
     check_costs(costs)
     assert 0.0 <= seen.planned_link.rtt_s <= 120.0 and seen.link.up_bytes_per_s >= 100.0
@@ -193,7 +193,7 @@ def test_whatever_devices_say_costs_stay_costs(
             )
 
 
-def test_without_a_voice_the_plan_is_believed() -> None:
-    """Nothing heard is no drift."""
+def test_without_evidence_the_planned_costs_stay() -> None:
+    """No telemetry is no drift."""
     seen = estimate([], PLAN, LAYERS)
     assert seen.link == LINK and not seen.device and robust_median([], 3.0) == 3.0

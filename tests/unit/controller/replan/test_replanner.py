@@ -1,4 +1,5 @@
-"""The loop over a real registry, planner and repository: what it proposes, what it does by itself, what it leaves."""
+"""The replanning loop over a real registry, planner and repository: proposals, automatic rollouts, and what it
+leaves alone."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ LINK = "1gbit/0.1ms"
 QUICK = {"mode": "propose", "observe_s": 10.0, "cool_down_s": 100.0}
 
 
-class Shelf:
-    """What takes long and is the same for all: a model that was pushed, keys, and a first release for each wish."""
+class PreparedReleases:
+    """Slow set-up shared by all tests: a pushed model, keys, and a first release for each set of options."""
 
     def __init__(self, folder: Path) -> None:
         self.maker = ReleaseMaker(folder)
-        self.database: Database = self.maker.releasing._database
+        self.database: Database = self.maker.database
         self._firsts: dict[str, tuple[str, Manifest]] = {}
 
     def first(self, **wish: Any) -> tuple[str, Manifest]:
@@ -56,7 +57,7 @@ class Shelf:
 class ReplanHarness:
     """Three devices that run a small model alone, as planned; how slow they are is for each test to say."""
 
-    def __init__(self, shelf: Shelf, **wish: Any) -> None:
+    def __init__(self, shelf: PreparedReleases, **wish: Any) -> None:
         self.maker, self.database = shelf.maker, shelf.database
         self.now = 10_000.0
         self.model = self.maker.model
@@ -64,8 +65,8 @@ class ReplanHarness:
         self.told = 0
         self.replanner = Replanner(
             self.database,
-            self.maker.releasing._registry,
-            self.maker.releasing._planning,
+            self.maker.registry,
+            self.maker.planning,
             self.maker.releasing,
             Gateways(self.database, now=self.clock, model_if_split=self.maker.releasing.split_by_gateway),
             roll_out=self.roll_out,
@@ -110,12 +111,14 @@ class ReplanHarness:
         with self.database.read() as session:
             return session.scalars(select(Desired.release).where(Desired.device == "one")).one()
 
-    def tell(self, slowdown: float, *, names: Sequence[str] = NAMES, seconds: int = 20, emulated: bool = False) -> None:
+    def send_telemetry(
+        self, slowdown: float, *, names: Sequence[str] = NAMES, seconds: int = 20, emulated: bool = False
+    ) -> None:
         """Devices work for so long, so many times slower than first predicted."""
         planned = self.maker.releasing.manifest(self.first).plans[CLASS].slice_s
         total_s = sum(planned.values()) * slowdown
         manifest = self.maker.releasing.manifest(self.release)
-        share = {one.name: len(one.layers) for one in manifest.slices}
+        share = {slice_.name: len(slice_.layers) for slice_ in manifest.slices}
         plan = manifest.plans[CLASS]
         row = (plan.local or plan.rows[0]).name
         slices = [
@@ -151,18 +154,18 @@ class ReplanHarness:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("shelf"))
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> PreparedReleases:
+    return PreparedReleases(tmp_path_factory.mktemp("shelf"))
 
 
 @pytest.fixture
-def world(shelf: Shelf) -> ReplanHarness:
+def world(shelf: PreparedReleases) -> ReplanHarness:
     return ReplanHarness(shelf)
 
 
-def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(world: ReplanHarness) -> None:
-    """It says what it predicts, of what kind of devices, and why; looked at again it is the same one."""
-    world.tell(40.0)
+def test_slow_devices_yield_a_proposal_that_waits_for_acceptance(world: ReplanHarness) -> None:
+    """It has its prediction, the kind of devices and the reason; the next run keeps the same proposal."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.replanner.replan_all()
 
@@ -174,9 +177,9 @@ def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(w
     assert [what for what, _ in world.events()] == ["replan.policy", "replan.proposed"]
 
 
-def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: ReplanHarness) -> None:
-    """Another cut of the release that the release key signed; the new one's seconds are the measured ones."""
-    world.tell(40.0)
+def test_an_accepted_proposal_is_signed_and_rolled_out(world: ReplanHarness) -> None:
+    """Another cut of the release that the release key signed; its seconds are the measured ones."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     set_current_operator("ada")
     try:
@@ -201,75 +204,75 @@ def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: ReplanHarnes
         world.replanner.accept(done["id"])
 
 
-def test_dismissed_it_is_not_proposed_again_for_a_while(world: ReplanHarness) -> None:
-    """Four times the cool-down; then what is measured then is proposed."""
-    world.tell(40.0)
+def test_a_dismissed_proposal_is_not_repeated_during_the_cool_down(world: ReplanHarness) -> None:
+    """For four cool-downs; then the measurements of that time are proposed."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.replanner.dismiss(world.open()[0]["id"])
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.open()
     world.now += 4 * 100.0
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert len(world.open()) == 1
 
 
-def test_what_is_measured_no_more_is_withdrawn(world: ReplanHarness) -> None:
-    """The devices recovered before anybody decided."""
-    world.tell(40.0)
+def test_a_proposal_without_present_drift_is_withdrawn(world: ReplanHarness) -> None:
+    """The devices recovered before an operator decided."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.now += 100.0
-    world.tell(1.0)
+    world.send_telemetry(1.0)
     world.replanner.replan_all()
     assert not world.open() and world.replanner.list_proposals()[0]["state"] == "withdrawn"
 
 
-def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(world: ReplanHarness) -> None:
-    """Slow, quick, slow again: the second table holds rows for both, and nothing moves any more."""
+def test_auto_policy_rolls_out_and_converges_on_one_table(world: ReplanHarness) -> None:
+    """Slow, quick, slow again: the second table holds rows for both, and nothing changes any more."""
     world.replanner.set_policy("small", [], {"mode": "auto", "cool_down_s": 0.0})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert [wanted.release for wanted in world.rolled_out] == [world.release] and world.release != world.first
     assert world.events()[-1] == ("replan.applied", "replan")
 
     for slowdown in (1.0, 40.0, 1.0, 40.0):
-        world.tell(slowdown)
+        world.send_telemetry(slowdown)
         world.replanner.replan_all()
     assert len(world.rolled_out) == 1 and not world.open()
 
 
-def test_auto_waits_until_the_last_change_has_cooled_down(world: ReplanHarness) -> None:
-    """Devices that wait for their stage are still on the old table meanwhile: nothing is proposed for them again."""
-    world.tell(40.0)
+def test_auto_policy_waits_for_the_cool_down(world: ReplanHarness) -> None:
+    """Devices that wait for their stage still run the old table: nothing is proposed for them again."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
     with world.database.write() as session:
         before = session.get_one(ProposalRow, number)
         before.state, before.decided = "applied", world.now
     world.replanner.set_policy("small", [], {"mode": "auto"})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.open() and not world.rolled_out
     world.now += 100.0
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.open() and len(world.rolled_out) == 1
 
 
-def test_off_does_nothing_and_still_shows_the_drift(world: ReplanHarness) -> None:
-    """The operator sees what would be."""
+def test_off_policy_only_reports_the_drift(world: ReplanHarness) -> None:
+    """Nothing is proposed."""
     world.replanner.set_policy("small", [], {"mode": "off"})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     (found,) = world.replanner.drift_report("small")
     assert not world.open() and found["policy"] == "off" and found["moves"]
-    assert {one["what"] for one in found["drift"]} >= {"uplink", "round trip"}
+    assert {drift["what"] for drift in found["drift"]} >= {"uplink", "round trip"}
 
 
-def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: ReplanHarness) -> None:
-    """Nor is one: `--devices` is the operator's word."""
-    world.tell(40.0, names=NAMES[:2])
+def test_the_required_number_of_devices_is_configurable(world: ReplanHarness) -> None:
+    """Two devices are too few, and so is one, unless `--devices` lowers the number."""
+    world.send_telemetry(40.0, names=NAMES[:2])
     world.replanner.replan_all()
     assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have told enough"
     world.replanner.set_policy("small", [], {"least_devices": 2})
@@ -277,27 +280,30 @@ def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: R
     assert len(world.open()) == 1
 
 
-def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: ReplanHarness) -> None:
-    """Its device alone is slow, and alone is moved."""
+def test_a_group_with_its_own_policy_is_replanned_separately(world: ReplanHarness) -> None:
+    """Only its device is slow, and only its device gets another table."""
     world.replanner.set_policy("small", ["roof"], {"mode": "auto", "least_devices": 1})
-    world.tell(1.0, names=("one", "two"))
-    world.tell(40.0, names=("three",))
+    world.send_telemetry(1.0, names=("one", "two"))
+    world.send_telemetry(40.0, names=("three",))
     world.replanner.replan_all()
     assert [wanted.targets for wanted in world.rolled_out] == [["three"]]
-    assert world.release == world.first and {one["group"] for one in world.replanner.drift_report()} == {None, "roof"}
+    assert world.release == world.first and {drift["group"] for drift in world.replanner.drift_report()} == {
+        None,
+        "roof",
+    }
 
 
-def test_a_forced_cut_is_the_operators(shelf: Shelf) -> None:
-    """Whatever is measured of it."""
+def test_a_forced_cut_is_never_replanned(shelf: PreparedReleases) -> None:
+    """Whatever is measured for it."""
     world = ReplanHarness(shelf, partition="device")
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert not world.replanner.inspector.units() and not world.open()
 
 
-def test_what_a_newer_release_leaves_behind_is_superseded(world: ReplanHarness) -> None:
-    """A proposal for a release that nobody shall run any more cannot be accepted."""
-    world.tell(40.0)
+def test_a_proposal_for_an_old_release_is_superseded(world: ReplanHarness) -> None:
+    """A proposal for a release that is no longer desired cannot be accepted."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
     digest, _ = world.maker.release("pool", recut=True)
@@ -308,9 +314,9 @@ def test_what_a_newer_release_leaves_behind_is_superseded(world: ReplanHarness) 
     assert world.replanner.list_proposals()[0]["state"] == "superseded"
 
 
-def test_what_the_planner_may_not_sign_fails_and_says_why(world: ReplanHarness) -> None:
-    """Limits that no cut keeps: nothing is signed, nothing goes out, and it is not tried again at once."""
-    world.tell(40.0)
+def test_an_unsignable_proposal_fails_with_the_reason(world: ReplanHarness) -> None:
+    """Limits that no cut satisfies: nothing is signed or published, and there is no immediate retry."""
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     number = world.open()[0]["id"]
     with world.database.write() as session:
@@ -322,42 +328,42 @@ def test_what_the_planner_may_not_sign_fails_and_says_why(world: ReplanHarness) 
     assert failed["state"] == "failed" and failed["ended"] and not world.rolled_out
 
 
-def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> None:
+def test_replanned_tables_keep_the_limits_of_the_release(shelf: PreparedReleases) -> None:
     """The first layer stays on the device in each row of the new table, as in the old."""
     world = ReplanHarness(shelf, limits={"keep_first": 1})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     world.replanner.accept(world.open()[0]["id"])
     plan = world.maker.releasing.manifest(world.rolled_out[0].release).plans[CLASS]
     assert plan.required_local_layers and len(plan.rows) > 1 and all(row.device for row in plan.rows)
 
 
-def test_what_one_device_measured_is_a_costs_file(world: ReplanHarness) -> None:
-    """Its seconds, as they were at work, by whom and over how many requests; and why there is none."""
+def test_telemetry_of_one_device_exports_as_a_costs_file(world: ReplanHarness) -> None:
+    """Its seconds at work, the device's name and the number of requests; or the reason why there is none."""
     with pytest.raises(UsageError, match="has not told yet"):
         world.replanner.costs_measured_on("small", world.devices[0])
-    world.tell(40.0, names=("one",))
+    world.send_telemetry(40.0, names=("one",))
     found = world.replanner.costs_measured_on("small", world.devices[0])
     costs = load_costs(found)
     planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
     assert sum(layer.seconds["device"] for layer in costs.layers) == pytest.approx(40 * sum(planned.values()))
     assert costs.basis["device"] == f"measured: at work, on 1 of {CLASS}"
     assert (found["where"], found["measured"]) == ("one", "measured") and found["requests"] == 90
-    assert sum(one["predicted_s"] for one in found["slices"]) == pytest.approx(sum(planned.values()))
+    assert sum(slice_["predicted_s"] for slice_ in found["slices"]) == pytest.approx(sum(planned.values()))
     with world.database.write() as session:
         session.execute(delete(Desired).where(Desired.device == "two"))
     with pytest.raises(UsageError, match="is not to run small@1"):
-        world.replanner.costs_measured_on("small", next(one for one in world.devices if one.name == "two"))
+        world.replanner.costs_measured_on("small", next(device for device in world.devices if device.name == "two"))
 
 
-def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: ReplanHarness) -> None:
-    """Devices of other groups do not exist for them, nor do proposals that are about some."""
+def test_scoped_operators_see_and_decide_only_their_proposals(world: ReplanHarness) -> None:
+    """Devices of other groups and proposals about them are not visible."""
     world.replanner.set_policy("small", ["roof"], {"least_devices": 1})
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     roof, cellar = (world.replanner.scoped_to(frozenset({name})) for name in ("roof", "cellar"))
     (mine,) = roof.list_proposals()
-    assert mine["devices"] == ["three"] and [one["devices"] for one in roof.drift_report()] == [["three"]]
+    assert mine["devices"] == ["three"] and [drift["devices"] for drift in roof.drift_report()] == [["three"]]
     assert not cellar.list_proposals() and not cellar.drift_report()
     with pytest.raises(NotFound):
         cellar.dismiss(mine["id"])
@@ -365,30 +371,30 @@ def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: Repla
         cellar.set_policy("small", [], {"mode": "auto"})
     with pytest.raises(NotFound):
         cellar.set_policy("small", ["roof"], {"mode": "auto"})
-    assert "roof" not in {one["group"] for one in cellar.list_policies()}
+    assert "roof" not in {policy["group"] for policy in cellar.list_policies()}
     assert roof.set_policy("small", ["roof"], {"mode": "off"})
     assert roof.dismiss(mine["id"])["state"] == "dismissed"
 
 
-def test_emulated_devices_are_marked(world: ReplanHarness) -> None:
-    """What comes of them says so."""
-    world.tell(40.0, emulated=True)
+def test_proposals_from_emulated_devices_are_marked(world: ReplanHarness) -> None:
+    """The proposal carries the mark."""
+    world.send_telemetry(40.0, emulated=True)
     world.replanner.replan_all()
     assert world.open()[0]["basis"] == "emulated"
 
 
-def test_simulated_devices_are_marked(world: ReplanHarness) -> None:
-    """They say it at their birth."""
+def test_proposals_from_simulated_devices_are_marked(world: ReplanHarness) -> None:
+    """Their birth message carries the mark."""
     with world.database.write() as session:
         for device in session.scalars(select(Device)):
             device.birth = {"simulated": True}
-    world.tell(40.0)
+    world.send_telemetry(40.0)
     world.replanner.replan_all()
     assert world.open()[0]["basis"] == "simulated"
 
 
-def test_a_policy_is_the_narrowest_that_was_set() -> None:
-    """Model and group, model, group, all; and proposing where nothing was said."""
+def test_the_narrowest_policy_applies() -> None:
+    """Model and group, model, group, all; the default is to propose."""
     auto, off = Policy(mode="auto"), Policy(mode="off")
     assert effective_policy({}, "m", "g").mode == "propose"
     assert effective_policy({("", ""): off}, "m", "g").mode == "off"
@@ -398,18 +404,18 @@ def test_a_policy_is_the_narrowest_that_was_set() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "perhaps"}, {"least_gain": 0.0}, {"least_devices": 0}, {"observe_s": -1.0}])
-def test_what_is_no_policy_is_refused(wrong: dict[str, Any], world: ReplanHarness) -> None:
-    """And a model that is not there, too."""
+def test_an_invalid_policy_is_refused(wrong: dict[str, Any], world: ReplanHarness) -> None:
+    """Also one for an unknown model."""
     with pytest.raises(UsageError, match="not a policy"):
         with_changes(Policy(), wrong)
     with pytest.raises(NotFound):
         world.replanner.set_policy("nobody", [], {"mode": "off"})
 
 
-def test_policies_are_kept_and_shown(world: ReplanHarness) -> None:
-    """What is left out stays as it was."""
+def test_policies_are_stored_and_listed(world: ReplanHarness) -> None:
+    """Fields that are left out keep their value."""
     world.replanner.set_policy("small", [], {"least_gain": 0.3})
     world.replanner.set_policy("", [], {"mode": "off"})
-    small = next(one for one in world.replanner.list_policies() if one["model"] == "small")
+    small = next(policy for policy in world.replanner.list_policies() if policy["model"] == "small")
     assert (small["mode"], small["least_gain"], small["observe_s"]) == ("propose", 0.3, 10.0)
-    assert {one["mode"] for one in world.replanner.list_policies() if one["model"] is None} == {"off"}
+    assert {policy["mode"] for policy in world.replanner.list_policies() if policy["model"] is None} == {"off"}

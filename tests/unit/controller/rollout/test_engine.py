@@ -1,4 +1,4 @@
-"""Rollouts, over a database and devices at the level of messages: stages, thresholds, the way back, who wins."""
+"""Rollouts over a database and message-level devices: stages, thresholds, rollback, precedence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.mqtt import messages
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.rollout import decide, engine, store
+from edgesplit_controller.rollout import engine, store
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.rollout.request import ALL_AT_ONCE
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
@@ -28,54 +28,56 @@ def fleet(count: int) -> list[str]:
     return [f"cam-{number:03d}" for number in range(count)]
 
 
-def told(world: RolloutHarness, release: str = NEW) -> int:
-    """How many devices were told of the release."""
-    return sum(one.wanted == release for one in world.fleet.values())
+def assigned_count(world: RolloutHarness, release: str = NEW) -> int:
+    """Number of devices with a statement for the release."""
+    return sum(device.wanted == release for device in world.fleet.values())
 
 
-def test_a_plain_deployment_tells_every_device_at_once(world: RolloutHarness) -> None:
-    """One stage of all devices, told before the call returns; finished when they run it."""
+def test_a_plain_deployment_states_every_device_at_once(world: RolloutHarness) -> None:
+    """One stage of all devices, stated before the call returns; finished when they run it."""
     world.enrol(*fleet(10), runs="")
     number = world.deploy(NEW)
-    assert {one.wanted for one in world.fleet.values()} == {NEW}
+    assert {device.wanted for device in world.fleet.values()} == {NEW}
     assert world.state(number) == "running"
     world.settle()
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
 
 
-def test_stages_come_one_after_the_other(world: RolloutHarness) -> None:
-    """Ten per cent, then half, then all: nobody of the next stage is told before the one before has ended well."""
+def test_stages_run_one_after_the_other(world: RolloutHarness) -> None:
+    """Ten per cent, then half, then all: no device of the next stage gets its statement before the stage before has
+    ended well."""
     world.enrol(*fleet(20))
     number = world.deploy(NEW, stages=("10%", "50%", "100%"))
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     world.step()
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     world.work(times=2)
     world.step()
-    assert told(world) == 2  # on trial
+    assert assigned_count(world) == 2  # on trial
     world.work()
     world.step()
-    assert told(world) == 10 and world.shown(number)["stage"] == 2
+    assert assigned_count(world) == 10 and world.shown(number)["stage"] == 2
     world.settle()
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
-    assert [one["succeeded"] for one in world.shown(number)["stages"]] == [2, 8, 10]
+    assert [stage["succeeded"] for stage in world.shown(number)["stages"]] == [2, 8, 10]
 
 
-def test_a_bad_release_stops_at_its_threshold_and_failing_devices_go_back(world: RolloutHarness) -> None:
-    """The canaries fail, run what they ran before, and are told so; nobody else was ever told."""
+def test_a_bad_release_stops_at_the_failure_threshold_and_rolls_back(world: RolloutHarness) -> None:
+    """The canaries fail, run their previous release, and get statements for it; no other device got one for the new
+    release."""
     world.enrol(*fleet(40))
     number = world.deploy(BAD, stages=("10%", "100%"))
     world.settle()
     shown = world.shown(number)
     assert shown["state"] == "failed" and shown["states"]["rolled back"] == 4 and shown["states"]["skipped"] == 36
     assert set(world.running().values()) == {OLD}
-    assert {one.wanted for one in world.fleet.values()} == {OLD}
-    assert sum(BAD in one.ran for one in world.fleet.values()) == 4
+    assert {device.wanted for device in world.fleet.values()} == {OLD}
+    assert sum(BAD in device.ran for device in world.fleet.values()) == 4
     assert shown["failures"][0]["count"] == 4 and "stage 1: " in shown["reason"]
     assert not world.broken()
 
 
-def test_failures_are_grouped_by_what_they_have_in_common(world: RolloutHarness) -> None:
+def test_failures_are_grouped_by_cause(world: RolloutHarness) -> None:
     """Digests and figures differ from device to device; the cause is one."""
     world.enrol(*fleet(6))
     number = world.deploy(BAD)
@@ -86,7 +88,7 @@ def test_failures_are_grouped_by_what_they_have_in_common(world: RolloutHarness)
 
 
 @pytest.mark.parametrize(("when_failed", "state", "runs"), [("stay", "failed", NEW), ("rollback", "rolled back", OLD)])
-def test_devices_that_succeeded_stay_unless_the_terms_say_rollback(
+def test_succeeded_devices_roll_back_only_with_that_option(
     world: RolloutHarness, when_failed: str, state: str, runs: str
 ) -> None:
     """A rollout that fails late leaves what runs well, or takes all of it back."""
@@ -102,9 +104,9 @@ def test_devices_that_succeeded_stay_unless_the_terms_say_rollback(
     assert {world.running()[name] for name in set(fleet(10)) - set(canaries)} == {OLD}
 
 
-def test_a_plain_deployment_leaves_failing_devices_to_themselves(world: RolloutHarness) -> None:
-    """They run what they ran before, are still wanted to run the new one, and may mend by themselves meanwhile: a disk
-    that was full. Stopping the rollout takes them back, too."""
+def test_a_plain_deployment_keeps_the_new_release_desired_on_failure(world: RolloutHarness) -> None:
+    """Failing devices run their previous release and may recover by themselves, for instance from a full disk. Aborting
+    the rollout rolls them back, too."""
     world.enrol(*fleet(3))
     world.fleet["cam-000"].mood, world.fleet["cam-001"].mood = "stuck", "frail"
     number = world.deploy(NEW)
@@ -116,11 +118,11 @@ def test_a_plain_deployment_leaves_failing_devices_to_themselves(world: RolloutH
     assert world.members(number)["cam-001"]["state"] == "succeeded" and not world.shown(number)["failures"]
     world.rollouts.command(number, "rollback")
     world.settle()
-    assert set(world.running().values()) == {OLD} and {one.wanted for one in world.fleet.values()} == {OLD}
+    assert set(world.running().values()) == {OLD} and {device.wanted for device in world.fleet.values()} == {OLD}
 
 
-def test_a_rollback_takes_everybody_to_what_they_ran_before(world: RolloutHarness) -> None:
-    """Each device to its own release before; the one that had none stays. A second rollback finds nothing."""
+def test_a_rollback_restores_each_devices_previous_release(world: RolloutHarness) -> None:
+    """A device without a previous release stays. A second rollback finds nothing to do."""
     world.enrol("a", "b", runs=OLD)
     world.enrol("c", runs=NEWER)
     world.enrol("d", runs="")
@@ -140,8 +142,8 @@ def test_a_rollback_takes_everybody_to_what_they_ran_before(world: RolloutHarnes
     assert not world.broken()
 
 
-def test_a_device_that_never_answers_times_out_and_blocks_nobody(world: RolloutHarness) -> None:
-    """Silent from the start it is no proof against the release; one that began and never ended is."""
+def test_a_silent_device_times_out_and_blocks_no_other(world: RolloutHarness) -> None:
+    """A device that was silent from the start is no evidence against the release; one that began and never ended is."""
     world.enrol(*fleet(20))
     world.fleet["cam-003"].mood = "silent"
     number = world.deploy(NEW, stages=("50%",), device_timeout="10m", abort_when_failed="50%")
@@ -155,8 +157,8 @@ def test_a_device_that_never_answers_times_out_and_blocks_nobody(world: RolloutH
 
 
 @pytest.mark.parametrize(("policy", "state"), [("never", "finished"), ("heard", "finished"), ("all", "failed")])
-def test_silence_counts_by_policy(world: RolloutHarness, policy: str, state: str) -> None:
-    """Whether devices that nobody hears condemn a release is the operator's to say."""
+def test_timed_out_devices_count_as_failures_by_option(world: RolloutHarness, policy: str, state: str) -> None:
+    """The operator decides whether silent devices count against the release."""
     world.enrol(*fleet(4))
     world.fleet["cam-000"].mood = "silent"
     number = world.deploy(NEW, device_timeout="5m", abort_when_failed="25%", timeouts_count=policy)
@@ -164,8 +166,8 @@ def test_silence_counts_by_policy(world: RolloutHarness, policy: str, state: str
     assert world.state(number) == state
 
 
-def test_a_device_that_comes_late_still_runs_the_release(world: RolloutHarness) -> None:
-    """What it was told is retained: after its time-out it is only not waited for."""
+def test_a_device_after_its_timeout_still_installs_the_release(world: RolloutHarness) -> None:
+    """Its statement is retained: after the timeout the rollout only stops waiting for it."""
     world.enrol(*fleet(3))
     world.fleet["cam-001"].mood = "silent"
     number = world.deploy(NEW, device_timeout="2m")
@@ -177,25 +179,26 @@ def test_a_device_that_comes_late_still_runs_the_release(world: RolloutHarness) 
     assert world.running()["cam-001"] == NEW
 
 
-def test_a_stage_that_proved_nothing_does_not_begin_the_next(world: RolloutHarness) -> None:
-    """All canaries were off: the rollout pauses and says so; an operator may go on all the same."""
+def test_a_stage_without_evidence_pauses_the_rollout(world: RolloutHarness) -> None:
+    """All canaries were offline: the rollout pauses with the reason, and an operator may resume it."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), device_timeout="2m")
-    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
+    (canary,) = [name for name, member in world.members(number).items() if member["state"] == "assigned"]
     world.fleet[canary].wanted, world.fleet[canary].mood = OLD, "silent"
     world.settle(seconds=60.0, until=lambda: world.state(number) == "paused")
     assert "no device succeeded" in world.shown(number)["reason"]
-    assert sum(one["state"] == "queued" for one in world.members(number).values()) == 9
+    assert sum(member["state"] == "queued" for member in world.members(number).values()) == 9
     world.rollouts.command(number, "resume")
     world.settle()
     assert world.state(number) == "finished"
 
 
-def test_gates_hold_a_device_on_trial_and_send_it_back(world: RolloutHarness) -> None:
-    """It runs, but its p95 is too high: it goes back, is told so, and the next stage never begins."""
+def test_a_failed_gate_rolls_a_device_on_trial_back(world: RolloutHarness) -> None:
+    """The release runs, but its p95 is too high: the device goes back with the reason, and the next stage never
+    begins."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="50 requests / 10m")
-    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
+    (canary,) = [name for name, member in world.members(number).items() if member["state"] == "assigned"]
     world.work(times=3)
     world.step()
     assert world.members(number)[canary]["state"] == "trial" and world.fleet[canary].runs == NEW
@@ -208,7 +211,7 @@ def test_gates_hold_a_device_on_trial_and_send_it_back(world: RolloutHarness) ->
     assert shown["failures"][0]["kind"] == "gate p95<150ms" and "300 ms" in shown["failures"][0]["example"]
 
 
-def test_gates_that_are_passed_let_the_next_stage_begin(world: RolloutHarness) -> None:
+def test_passed_gates_start_the_next_stage(world: RolloutHarness) -> None:
     """Enough requests, fast enough: succeeded."""
     world.enrol(*fleet(4))
     world.evidence = {name: {"requests": 60, "latency_p95_s": 0.1} for name in fleet(4)}
@@ -217,33 +220,33 @@ def test_gates_that_are_passed_let_the_next_stage_begin(world: RolloutHarness) -
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
 
 
-def test_gates_that_nobody_could_judge_pause_the_rollout(world: RolloutHarness) -> None:
-    """A canary without a request has proved nothing about latency."""
+def test_unjudged_gates_pause_the_rollout(world: RolloutHarness) -> None:
+    """A canary without a request is no evidence about latency."""
     world.enrol(*fleet(4))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="10m")
     world.settle(seconds=60.0, until=lambda: world.state(number) == "paused")
     assert world.state(number) == "paused" and "p95<150ms" in world.shown(number)["reason"]
 
 
-def test_a_newer_release_supersedes_from_any_state(world: RolloutHarness) -> None:
-    """Queued, told, fetching, on trial, failed, timed out, succeeded: each goes to the newer one, and back from it to
+def test_a_newer_rollout_supersedes_devices_in_any_state(world: RolloutHarness) -> None:
+    """Queued, assigned, fetching, on trial, failed, timed out, succeeded: each goes to the newer, and back from it to
     what last ran well."""
     world.enrol(*fleet(12))
     number = world.deploy(NEW, stages=("50%",), device_timeout="5m", abort_when_failed="never")
-    first = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
+    first = [name for name, member in world.members(number).items() if member["state"] == "assigned"]
     world.fleet[first[0]].mood, world.fleet[first[1]].mood = "silent", "stuck"
     for place, name in enumerate(first[2:]):
         for _ in range(place):
             world.fleet[name].work(world.bad)
     world.speak()
     world.step()
-    states = {one["state"] for one in world.members(number).values()}
+    states = {member["state"] for member in world.members(number).values()}
     assert {"queued", "assigned", "fetching", "trial", "succeeded"} <= states
     for name in first[:2]:
         world.fleet[name].mood = "good"
     well = [name for name in first if world.fleet[name].runs == NEW]
     newer = world.deploy(NEWER)
-    previous = {name: one["previous"] for name, one in world.members(newer).items()}
+    previous = {name: member["previous"] for name, member in world.members(newer).items()}
     assert {name for name in previous if previous[name] == NEW} == set(well) and set(previous.values()) == {OLD, NEW}
     world.settle()
     assert set(world.running().values()) == {NEWER} and world.state(newer) == "finished"
@@ -251,8 +254,8 @@ def test_a_newer_release_supersedes_from_any_state(world: RolloutHarness) -> Non
     assert not world.broken()
 
 
-def test_two_operators_at_once_the_newer_wins_and_the_other_sees_why(world: RolloutHarness) -> None:
-    """For the devices that both name; the older goes on with the others."""
+def test_of_two_concurrent_rollouts_the_newer_wins_shared_devices(world: RolloutHarness) -> None:
+    """The older continues with its other devices and shows the reason."""
     world.enrol(*fleet(6))
     older = world.deploy(NEW, stages=("1",))
     newer = world.deploy(NEWER, fleet(3))
@@ -262,17 +265,17 @@ def test_two_operators_at_once_the_newer_wins_and_the_other_sees_why(world: Roll
     assert world.state(older) == "finished" and world.state(newer) == "finished"
 
 
-def test_who_asks_not_to_supersede_is_refused_with_the_number(world: RolloutHarness) -> None:
-    """`--unless-busy`: the rollout that is on its way is named, and nothing is made."""
+def test_unless_busy_refuses_with_the_active_rollouts_number(world: RolloutHarness) -> None:
+    """`--unless-busy` names the active rollout, and creates none."""
     world.enrol(*fleet(6))
     older = world.deploy(NEW, stages=("1",))
     with pytest.raises(Conflict, match=f"rollout {older} brings m to"):
         world.deploy(NEWER, fleet(3), unless_busy=True)
-    assert [one["id"] for one in world.rollouts.list_views(10)][-1] == older
+    assert [rollout["id"] for rollout in world.rollouts.list_views(10)][-1] == older
 
 
-def test_an_older_rollout_cannot_be_rolled_back_over_a_newer_one(world: RolloutHarness) -> None:
-    """Its devices are the newer one's: nothing happens to them."""
+def test_rolling_back_a_superseded_rollout_changes_nothing(world: RolloutHarness) -> None:
+    """Its devices belong to the newer rollout."""
     world.enrol(*fleet(3))
     older = world.deploy(NEW)
     world.settle()
@@ -284,8 +287,8 @@ def test_an_older_rollout_cannot_be_rolled_back_over_a_newer_one(world: RolloutH
     assert world.state(older) == "rolled back"
 
 
-def test_a_scheduled_rollout_supersedes_when_it_begins(world: RolloutHarness) -> None:
-    """Until its time comes the one before goes on; then it takes over."""
+def test_a_scheduled_rollout_supersedes_at_its_start_time(world: RolloutHarness) -> None:
+    """Until then the earlier rollout continues."""
     world.enrol(*fleet(4))
     older = world.deploy(NEW, stages=("1",), approve_stages=(2,))
     newer = world.deploy(NEWER, at="2027-01-15T09:00Z")
@@ -298,26 +301,26 @@ def test_a_scheduled_rollout_supersedes_when_it_begins(world: RolloutHarness) ->
     assert set(world.running().values()) == {NEWER}
 
 
-def test_pause_resume_approve_abort(world: RolloutHarness) -> None:
-    """Each takes effect at once; what does not apply is refused by the state it is in."""
+def test_pause_resume_approve_and_abort_take_effect_immediately(world: RolloutHarness) -> None:
+    """An action that does not apply to the rollout's state is refused."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("20%", "50%"), approve=True)
-    assert world.state(number) == "waiting" and all(one.wanted == OLD for one in world.fleet.values())
+    assert world.state(number) == "waiting" and all(device.wanted == OLD for device in world.fleet.values())
     world.rollouts.command(number, "approve")
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     world.rollouts.command(number, "pause", "anna")
     assert world.shown(number)["reason"] == "paused by anna"
     world.work(times=3)
     world.step()
-    assert told(world) == 2
+    assert assigned_count(world) == 2
     with pytest.raises(Conflict, match="does not wait for approval: it is paused"):
         world.rollouts.command(number, "approve")
     world.rollouts.command(number, "resume")
     assert world.state(number) == "waiting" and "approval of stage 2" in world.shown(number)["waits_for"]
     world.rollouts.command(number, "approve")
-    assert told(world) == 5
+    assert assigned_count(world) == 5
     world.rollouts.command(number, "abort")
-    assert told(world) == 2  # those on their way go back at once
+    assert assigned_count(world) == 2  # those on their way go back at once
     world.settle()
     assert world.state(number) == "aborted" and sum(runs == NEW for runs in world.running().values()) == 2
     for verb in ("pause", "resume", "approve", "abort"):
@@ -327,52 +330,52 @@ def test_pause_resume_approve_abort(world: RolloutHarness) -> None:
         world.rollouts.command(number + 1, "pause")
 
 
-def test_a_constant_rate_is_kept(world: RolloutHarness) -> None:
-    """Sixty a minute: one a second, however often the loop looks, and none is saved up in a pause."""
+def test_a_constant_rate_limit_is_kept(world: RolloutHarness) -> None:
+    """Sixty a minute is one a second, however often the loop runs, and a pause saves none up."""
     world.enrol(*fleet(30))
     number = world.deploy(NEW, rate="60/min")
-    assert told(world) == 1
+    assert assigned_count(world) == 1
     for seconds in range(1, 6):
         world.step(0.5)
         world.step(0.5)
-        assert told(world) == 1 + seconds
+        assert assigned_count(world) == 1 + seconds
     world.rollouts.command(number, "pause")
     world.step(3_600.0)
     world.rollouts.command(number, "resume")
-    assert told(world) <= 9
+    assert assigned_count(world) <= 9
     world.settle(seconds=30.0)
     assert world.state(number) == "finished"
 
 
-def test_an_exponential_rate_grows(world: RolloutHarness) -> None:
+def test_an_exponential_rate_limit_grows(world: RolloutHarness) -> None:
     """Two in the first ten minutes, four in the next, then eight."""
     world.enrol(*fleet(30))
     world.deploy(NEW, rate="exponential:base=2,factor=2,every=10m")
     counts = []
     for _ in range(5):
-        counts.append(told(world))
+        counts.append(assigned_count(world))
         world.step(599.0)
-        assert told(world) == counts[-1]
+        assert assigned_count(world) == counts[-1]
         world.step(1.0)
     assert counts == [2, 6, 14, 30, 30]
 
 
-def test_hours_are_kept(world: RolloutHarness) -> None:
-    """Outside them nobody is told; those that were go on."""
+def test_devices_are_stated_only_within_the_hours(world: RolloutHarness) -> None:
+    """Devices that already got their statement continue outside of them."""
     world.now = 1_800_000_000.0  # 08:00 UTC
     world.enrol(*fleet(2), runs="")
     number = world.deploy(NEW, between="01:00-05:00+01:00")
-    assert all(not one.wanted for one in world.fleet.values())
+    assert all(not device.wanted for device in world.fleet.values())
     assert "the hours 01:00-05:00 +01:00, in 16h" in world.shown(number)["waits_for"]
     world.step(15 * 3_600.0 + 3_599)
-    assert all(not one.wanted for one in world.fleet.values())
+    assert all(not device.wanted for device in world.fleet.values())
     world.step(1.0)
-    assert all(one.wanted == NEW for one in world.fleet.values())
+    assert all(device.wanted == NEW for device in world.fleet.values())
 
 
-def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: RolloutHarness) -> None:
-    """A rollout keeps the devices that it resolved; with `--follow` those that come to be meant join its last stage,
-    until a newer rollout takes over."""
+def test_only_a_following_rollout_takes_in_new_devices(world: RolloutHarness) -> None:
+    """A rollout keeps the devices that it resolved; with `--follow` devices that match later join its last stage, until
+    a newer rollout takes over."""
     world.enrol(*fleet(2), group="cams")
     plain = world.deploy(NEW, ["group=cams"])
     world.settle()
@@ -396,9 +399,9 @@ def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: RolloutHar
     assert world.fleet["late-3"].wanted == "" and not world.active
 
 
-def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: RolloutHarness) -> None:
-    """It is awaited for a while and then only told of: whenever it comes it obeys. (Once it stayed `told`, and the
-    rollout `aborting`, for a day.)"""
+def test_a_device_silent_during_rollback_does_not_block_the_end(world: RolloutHarness) -> None:
+    """The rollout waits for a while and then only reports it: the device obeys whenever it comes. (Once it stayed
+    `told`, and the rollout `aborting`, for a day.)"""
     world.enrol(*fleet(3))
     number = world.deploy(NEW)
     world.fleet["cam-001"].mood = "silent"
@@ -414,12 +417,12 @@ def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: Ro
 
 
 def test_a_revoked_device_is_skipped(world: RolloutHarness) -> None:
-    """Before it is told, and after."""
+    """Before and after it got its statement."""
     world.enrol(*fleet(6))
     number = world.deploy(NEW, stages=("50%",))
     members = world.members(number)
-    first = next(name for name, one in members.items() if one["state"] == "assigned")
-    queued = next(name for name, one in members.items() if one["state"] == "queued")
+    first = next(name for name, member in members.items() if member["state"] == "assigned")
+    queued = next(name for name, member in members.items() if member["state"] == "queued")
     for name in (first, queued):
         world.devices.revoke(name)
         del world.fleet[name]
@@ -429,21 +432,21 @@ def test_a_revoked_device_is_skipped(world: RolloutHarness) -> None:
 
 
 def test_canaries_are_chosen_by_hash_and_preference(world: RolloutHarness) -> None:
-    """The same for everybody who computes it; devices of the lab first, where the operator prefers them."""
+    """Reproducible from the rollout's number; devices with the preferred label come first."""
     world.enrol(*fleet(50))
     world.enrol("lab-1", "lab-2", "lab-3", kind="lab")
-    first = [name for name, one in world.members(world.deploy(NEW, stages=("3",))).items() if one["stage"] == 1]
-    second = [name for name, one in world.members(world.deploy(NEW, stages=("3",))).items() if one["stage"] == 1]
+    first = [name for name, member in world.members(world.deploy(NEW, stages=("3",))).items() if member["stage"] == 1]
+    second = [name for name, member in world.members(world.deploy(NEW, stages=("3",))).items() if member["stage"] == 1]
     assert first != second
     number = world.deploy(NEW, stages=("3",), prefer="kind=lab")
-    stages = {name: one["stage"] for name, one in world.members(number).items()}
+    stages = {name: member["stage"] for name, member in world.members(number).items()}
     assert sorted(name for name, stage in stages.items() if stage == 1) == ["lab-1", "lab-2", "lab-3"]
 
 
-def test_a_device_that_cannot_be_told_fails_and_holds_up_nobody(
+def test_a_device_without_statement_fails_and_blocks_no_other(
     world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its statement cannot be made; the others' are."""
+    """Its statement cannot be made; the others' can."""
     world.enrol(*fleet(3))
     assign = world.director.assign
 
@@ -459,10 +462,10 @@ def test_a_device_that_cannot_be_told_fails_and_holds_up_nobody(
     assert world.members(number)["cam-001"]["state"] == "failed" and world.state(number) == "finished"
 
 
-def test_a_rollout_is_bounded(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many devices are refused before anything is made, and so are too many rollouts at once."""
+def test_devices_and_active_rollouts_are_bounded(tmp_path: Path) -> None:
+    """Too many devices are refused before anything is created, and so are too many active rollouts."""
+    world = RolloutHarness(tmp_path, most_active=1)
     world.enrol("a")
-    monkeypatch.setattr(engine, "MOST_ACTIVE", 1)
     world.deploy(NEW)
     with pytest.raises(Conflict, match="1 rollouts are on their way"):
         world.deploy(NEWER)
@@ -470,15 +473,17 @@ def test_a_rollout_is_bounded(world: RolloutHarness, monkeypatch: pytest.MonkeyP
         world.rollouts.checked_terms(ALL_AT_ONCE, 20_001)
 
 
-def test_everything_that_happens_is_an_event(world: RolloutHarness) -> None:
-    """Who made it, each stage, what operators said, how it ended."""
+def test_rollout_steps_are_recorded_as_events(world: RolloutHarness) -> None:
+    """Its creator, each stage, the operators' actions, the end."""
     world.enrol(*fleet(4))
     number = world.deploy(BAD, stages=("1",))
     world.rollouts.command(number, "pause", "anna")
     world.rollouts.command(number, "resume", "anna")
     world.settle()
     with world.database.read() as session:
-        events = [(one.who, one.what) for one in session.query(Event).order_by(Event.id) if one.subject == str(number)]
+        events = [
+            (event.who, event.what) for event in session.query(Event).order_by(Event.id) if event.subject == str(number)
+        ]
     assert events == [
         ("operator", "deployment.made"), ("controller", "rollout.began"), ("controller", "rollout.stage"),
         ("anna", "rollout.pause"), ("anna", "rollout.resume"), ("controller", "rollout.failing"),
@@ -486,8 +491,8 @@ def test_everything_that_happens_is_an_event(world: RolloutHarness) -> None:
     ]  # fmt: skip
 
 
-def test_rollouts_and_their_devices_are_counted_by_state(world: RolloutHarness) -> None:
-    """Of rollouts that go on, where each device stands; every state is told, also one that nothing is in."""
+def test_rollouts_and_devices_are_counted_by_state(world: RolloutHarness) -> None:
+    """For active rollouts; every state is listed, also an empty one."""
     world.enrol(*fleet(20))
     first = world.deploy(NEW, stages=("10%", "100%"))
     count = rollout_counter(world.database)
@@ -502,12 +507,10 @@ def test_rollouts_and_their_devices_are_counted_by_state(world: RolloutHarness) 
 # ---- a large fleet --------------------------------------------------------------------------------------------------
 
 
-def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
-    world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten thousand were told within a minute, and each waited for what all others had asked for: 260 a minute came
-    through. The next are told as those before have done; who was told a minute ago counts no longer."""
-    monkeypatch.setattr(decide, "MOST_FETCHING", 10)
+def test_concurrent_fetches_are_bounded_and_silent_devices_free_their_slot(tmp_path: Path) -> None:
+    """Ten thousand devices got statements within a minute, and each waited for all others' chunks: 260 a minute came
+    through. The next devices get their statements as slots become free; a statement sent a minute ago occupies none."""
+    world = RolloutHarness(tmp_path, most_fetching=10)
     world.enrol(*fleet(40))
     silent = fleet(40)[::4]
     for name in silent:
@@ -524,9 +527,9 @@ def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
     assert world.shown(number)["states"]["queued"] == 0
 
 
-def test_devices_that_are_not_here_take_nobodys_place(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet that is switched off is told within some looks what it shall run when it comes back."""
-    monkeypatch.setattr(decide, "MOST_FETCHING", 5)
+def test_offline_devices_take_no_fetch_slot(tmp_path: Path) -> None:
+    """A fleet that is switched off gets its statements within a few steps, and acts upon them when it comes back."""
+    world = RolloutHarness(tmp_path, most_fetching=5)
     world.enrol(*fleet(20))
     world.devices.ingest([(name, messages.Death(1)) for name in fleet(20)])
     world.deploy(NEW)
@@ -535,10 +538,8 @@ def test_devices_that_are_not_here_take_nobodys_place(world: RolloutHarness, mon
     assert {device.wanted for device in world.fleet.values()} == {NEW}
 
 
-def test_a_look_reads_the_devices_that_something_became_of(
-    world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not all that are awaited: of thousands most have nothing new to say."""
+def test_a_step_reads_only_devices_with_news(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that are awaited: of thousands most have not reported anything new."""
     world.enrol(*fleet(30))
     for name in fleet(30)[3:]:
         world.fleet[name].mood = "stuck"
@@ -557,14 +558,14 @@ def test_a_look_reads_the_devices_that_something_became_of(
 
     monkeypatch.setattr(store, "members_for_step", counted)
     world.fleet["cam-000"].work(())
-    world.devices.ingest([("cam-000", said) for said in [world.fleet["cam-000"].report()] if said])
+    world.devices.ingest([("cam-000", report) for report in [world.fleet["cam-000"].report()] if report])
     world.step(seconds=0.5)
     assert read and max(read) == 1
 
 
 @pytest.mark.parametrize("what", ["times out", "revoked", "superseded"])
-def test_a_look_finds_what_devices_do_not_say(world: RolloutHarness, what: str) -> None:
-    """Though only the news are looked at: time, an operator and another rollout move devices that are silent."""
+def test_a_step_detects_changes_without_reports(world: RolloutHarness, what: str) -> None:
+    """Timeouts, operators and other rollouts move silent devices, although only changed rows are read."""
     world.enrol(*fleet(6))
     for device in world.fleet.values():
         device.mood = "stuck"
@@ -585,8 +586,8 @@ def test_a_look_finds_what_devices_do_not_say(world: RolloutHarness, what: str) 
         assert world.members(number)["cam-001"]["state"] == "superseded"
 
 
-def test_a_clock_that_is_set_back_costs_no_report(world: RolloutHarness) -> None:
-    """What was looked at until then lies in the future: everything is looked at anew."""
+def test_a_clock_set_back_loses_no_report(world: RolloutHarness) -> None:
+    """The time of the last step lies in the future: every device is read again."""
     world.enrol(*fleet(4))
     number = world.deploy(NEW)
     world.work()

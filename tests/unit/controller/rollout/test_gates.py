@@ -1,4 +1,4 @@
-"""Gates: what is spelt, what counts as evidence, and what a device is let off or sent back for."""
+"""Rollout gates: their syntax, their evidence, and their verdicts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def but(**changes: object) -> Evidence:
         ("memory<64KiB", 65_536), ("celsius<80", 80.0), ("joules<0.5", 0.5), ("joules<20mJ", 0.02), ("drift<1%", 0.01),
     ],
 )  # fmt: skip
-def test_a_gate_is_read_with_its_unit(text: str, below: float) -> None:
-    """Each subject in the units people write."""
+def test_a_gate_is_parsed_with_its_unit(text: str, below: float) -> None:
+    """Each subject in its usual units."""
     assert parse_gate(text).below == pytest.approx(below)
 
 
@@ -43,14 +43,14 @@ def test_a_gate_is_read_with_its_unit(text: str, below: float) -> None:
         ("p95<nan", "write it as"), ("<3", "not one of"), ("p95", "write it as"),
     ],
 )  # fmt: skip
-def test_what_is_no_gate_is_told(text: str, says: str) -> None:
-    """A typo is refused, and the error shows how it is written."""
+def test_an_invalid_gate_is_refused_with_the_syntax(text: str, says: str) -> None:
+    """The error shows the expected spelling."""
     with pytest.raises(UsageError, match=says):
         parse_gate(text)
 
 
-def test_gates_are_few_and_each_subject_once() -> None:
-    """Two bounds for one thing are a mistake; so are dozens."""
+def test_gates_are_bounded_and_unique_per_subject() -> None:
+    """Two bounds for one subject are refused; so are dozens."""
     with pytest.raises(UsageError, match="two gates for p95"):
         parse_gates(["p95<150ms", "p95<1s"])
     with pytest.raises(UsageError, match="at most"):
@@ -73,7 +73,7 @@ def test_a_healthy_release_passes() -> None:
     ],
 )  # fmt: skip
 def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> None:
-    """What reaches the bound has not stayed below it; the verdict names the gate and the value."""
+    """A value equal to the bound fails; the verdict names the gate and the value."""
     verdict = judge(ALL, but(**change))
     assert verdict.state == "fail" and verdict.gate == gate and verdict.reason
 
@@ -88,49 +88,49 @@ def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> N
         ("drift < 1 %", {"drift": 0.02}, "it is 2 %"),
     ],
 )  # fmt: skip
-def test_a_value_is_told_in_the_unit_of_its_gate(gate: str, change: dict[str, object], why: str) -> None:
-    """So that an operator compares it with what they wrote, as they wrote it."""
+def test_a_value_is_formatted_in_the_unit_of_its_gate(gate: str, change: dict[str, object], why: str) -> None:
+    """It can be compared with the bound as the operator wrote it."""
     told = judge(parse_gates([gate]), but(**change)).reason
     assert told == f"{''.join(gate.split())}: {why}"
 
 
 def test_golden_inputs_are_always_a_gate() -> None:
-    """Also where no gate was asked for; and without any gate a release passes at once."""
+    """Also without configured gates; without golden inputs and gates a release passes immediately."""
     assert judge(Gates(), Evidence(model="m", release="r", golden_ok=False)).state == "fail"
     assert judge(Gates(), Evidence(model="m", release="r")).state == "pass"
 
 
-def test_few_requests_condemn_nobody() -> None:
-    """One failure among the first ten is no rate of ten per cent: it fails once no run of luck could save it."""
+def test_few_requests_are_not_enough_to_fail_a_rate() -> None:
+    """One failure among the first ten is no rate of ten per cent: the gate fails once further successes could not lower
+    the rate below its bound."""
     gates = parse_gates(["errors<4%"], requests=50)
     few = but(requests=9, failed=1)
     assert judge(gates, few).state == "wait"
     assert judge(gates, but(requests=8, failed=2)).state == "fail"  # 2 of 50 at best
 
 
-def test_a_release_that_answers_nothing_is_condemned() -> None:
+def test_a_release_without_any_success_fails() -> None:
     """Failures are evidence where there is no answer at all."""
     nothing = but(requests=0, failed=60, latency_p95_s=None, joules=None)
     assert judge(parse_gates(["errors<5%"]), nothing).state == "fail"
 
 
-def test_a_time_is_not_judged_by_few_requests() -> None:
-    """The p95 of three requests says nothing; that of fifty does."""
+def test_latency_is_not_judged_by_few_requests() -> None:
+    """The p95 of three requests is no evidence; that of fifty is."""
     gates = parse_gates(["p95<150ms"])
     assert judge(gates, but(requests=3, latency_p95_s=9.0)).state == "wait"
     assert judge(gates, but(requests=50, latency_p95_s=9.0)).state == "fail"
 
 
-def test_when_time_is_up_what_is_known_counts() -> None:
-    """A device with little traffic is awaited for no longer; a gate of which nothing is known says that it was not
-    judged."""
+def test_at_the_deadline_the_available_evidence_decides() -> None:
+    """A device with little traffic is not awaited longer; a gate without any evidence is reported as not judged."""
     gates = parse_gates(["p95<150ms", "drift<1%"])
     assert judge(gates, but(requests=3, latency_p95_s=9.0, active_s=600.0)).state == "fail"
     silent = judge(gates, but(requests=0, latency_p95_s=None, drift=None, active_s=600.0))
     assert silent.state == "pass" and silent.unjudged == ("p95<150ms", "drift<1%")
 
 
-def test_heat_and_memory_wait_for_no_request() -> None:
+def test_heat_and_memory_need_no_requests() -> None:
     """They fail on the first sample, and pass as soon as they are known."""
     gates = parse_gates(["celsius<80", "memory<400MB"])
     assert judge(gates, but(requests=0, celsius=81.0)).state == "fail"
@@ -146,11 +146,11 @@ counts = st.none() | st.integers(0, 10_000)
     requests=counts, failed=counts, p95=maybe, memory=counts, celsius=maybe, drift=maybe,
     golden=st.none() | st.booleans(), since=st.none() | st.floats(0, 2_000),
 )  # fmt: skip
-def test_every_evidence_gets_a_verdict_and_time_ends_all_waiting(
+def test_any_evidence_gets_a_verdict_and_the_deadline_ends_waiting(
     requests: int | None, failed: int | None, p95: float | None, memory: int | None, celsius: float | None,
     drift: float | None, golden: bool | None, since: float | None,
 ) -> None:  # fmt: skip
-    """Nothing that is known or not known makes judging fail; after the time for it nothing waits."""
+    """Judging never raises; after the deadline no gate is pending."""
     evidence = Evidence(
         model="m", release="r", requests=requests, failed=failed, latency_p95_s=p95, memory_bytes=memory,
         celsius=celsius, drift=drift, golden_ok=golden, active_s=since,

@@ -1,4 +1,4 @@
-"""What operators write about a rollout: read in their units, bounded, and refused with how it is written."""
+"""Rollout options: parsed in the operators' units, bounded, and refused with the expected syntax."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
     ],
 )
 def test_stages_grow_to_all_devices(texts: tuple[str, ...], of_20: list[int]) -> None:
-    """Cumulative, at least one device each, and the last is everybody; one that adds nobody is empty."""
+    """Cumulative, at least one device each, and the last has all; a stage that adds no device is empty."""
     assert stage_sizes(parse_stages(texts), 20) == of_20
 
 
@@ -61,8 +61,8 @@ def test_every_device_is_in_one_stage(parts: list[int], devices: int) -> None:
     assert [name for stage in stages for name in stage] == names
 
 
-def test_the_order_is_a_hash_of_rollout_and_device() -> None:
-    """Whoever computes it finds the same: SHA-256 of `7/cam-1`."""
+def test_the_device_order_is_a_hash_of_rollout_and_device() -> None:
+    """Reproducible elsewhere: SHA-256 of `7/cam-1`."""
     import hashlib
 
     names = [f"cam-{number}" for number in range(20)]
@@ -113,16 +113,16 @@ BAD: list[tuple[Callable[[Any], object], Any, str]] = [
 
 
 @pytest.mark.parametrize(("parse", "text", "says"), BAD)
-def test_what_cannot_be_is_refused_with_how_it_is_written(
+def test_invalid_rollout_options_are_refused_with_the_syntax(
     parse: Callable[[Any], object], text: object, says: str
 ) -> None:
-    """A typo never becomes another rollout than was meant."""
+    """A typo never becomes another rollout than intended."""
     with pytest.raises(UsageError, match=says):
         parse(text)
 
 
-def test_terms_say_what_was_asked_and_survive_the_database() -> None:
-    """Every option, as values; and the same again from what is kept."""
+def test_rollout_terms_round_trip_through_the_database() -> None:
+    """Every option is a value of the terms."""
     asked = RolloutRequest(
         stages=("10%", "50%"), rate="120/min", abort_when_failed="3", next_when_succeeded="95%", device_timeout="1h30m",
         timeouts_count="all", approve_stages=(2,), at="2026-11-27T02:00+01:00", between="22:30-06:00+01:00",
@@ -136,8 +136,9 @@ def test_terms_say_what_was_asked_and_survive_the_database() -> None:
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(terms)), Terms) == terms
 
 
-def test_a_careful_rollout_stops_by_itself_and_a_plain_one_does_not() -> None:
-    """Stages or gates without a threshold stop at five per cent; `never` is for who insists."""
+def test_staged_and_gated_rollouts_have_a_default_failure_threshold() -> None:
+    """Stages or gates without a threshold stop at five per cent; `never` switches it off; a plain deployment has
+    none."""
     assert parse_terms(RolloutRequest(), NOW).abort_when_failed is None
     for careful in (RolloutRequest(stages=("10%",)), RolloutRequest(gates=("errors<1%",))):
         assert parse_terms(careful, NOW).abort_when_failed == Portion(part=0.05)
@@ -156,8 +157,8 @@ def test_a_careful_rollout_stops_by_itself_and_a_plain_one_does_not() -> None:
         ("00:00-24:00 UTC", "2026-11-21T12:00:00+00:00", None, ""),
     ],
 )
-def test_hours_are_those_of_their_zone(hours: str, at: str, are: bool | None, opens: str) -> None:
-    """Also across midnight; a whole day is no hours at all, and refused."""
+def test_hours_follow_their_time_zone(hours: str, at: str, are: bool | None, opens: str) -> None:
+    """Also across midnight; a whole day is refused."""
     if are is None:
         with pytest.raises(UsageError):
             parse_hours(hours)
@@ -172,8 +173,8 @@ def test_hours_are_those_of_their_zone(hours: str, at: str, are: bool | None, op
     st.sampled_from([Rate(per_s=0.5), Rate(per_s=7.0), Rate(base=3, factor=2.0, every_s=60.0)]),
     st.lists(st.floats(0.01, 30.0), min_size=1, max_size=60),
 )
-def test_a_rate_is_never_exceeded(rate: Rate, steps: list[float]) -> None:
-    """However irregularly the loop looks: a constant rate over any time but for what two seconds save, an exponential
+def test_a_rate_limit_is_never_exceeded(rate: Rate, steps: list[float]) -> None:
+    """However irregularly the loop runs: a constant rate over any time but for a burst of two seconds, an exponential
     one in each of its periods."""
     pace, now, told = RateState(), 1_000.0, 0
     by_period: dict[int, int] = {}
@@ -190,8 +191,8 @@ def test_a_rate_is_never_exceeded(rate: Rate, steps: list[float]) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_usage_error_or_a_value(text: str) -> None:
-    """Nothing else comes of what somebody types."""
+def test_any_option_text_parses_or_is_a_usage_error(text: str) -> None:
+    """No other exception."""
     for parse in (
         parse_rollout_rate, parse_hours, parse_gate_after, lambda one: parse_stages([one]),
         lambda one: parse_at(one, NOW), device_timeout,

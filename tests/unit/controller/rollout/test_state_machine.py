@@ -1,4 +1,4 @@
-"""Rollouts under whatever order of deployments, commands, reports, silence and restarts: what must never happen."""
+"""Invariants of rollouts under random orders of deployments, commands, reports, silence and restarts."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class Rollouts(RuleBasedStateMachine):
         for name, device in self.world.fleet.items():
             assert device.runs == device.wanted or (device.wanted == BAD and device.state == "rolled back"), name
         for number in self.made:
-            for name, one in self.world.members(number).items():
-                assert one["state"] not in (*IN_PROGRESS, "queued") and not one["rolls_back"], name
+            for name, member in self.world.members(number).items():
+                assert member["state"] not in (*IN_PROGRESS, "queued") and not member["rolls_back"], name
         self.nobody_goes_below_its_counter()
 
 
@@ -171,15 +171,16 @@ def world() -> Iterator[RolloutHarness]:
         yield RolloutHarness(Path(folder))
 
 
-def test_whatever_happens_devices_only_go_forward_and_never_empty(world: RolloutHarness) -> None:
-    """Counters never fall, thresholds hold, nobody else is touched, the newer rollout wins, and all of it ends."""
+def test_random_operations_keep_the_rollout_invariants(world: RolloutHarness) -> None:
+    """Counters never fall, thresholds hold, other devices are untouched, the newer rollout wins, and every rollout
+    ends."""
 
-    class Here(Rollouts):
+    class Machine(Rollouts):
         pass
 
-    Here.world = world
+    Machine.world = world
     run_state_machine_as_test(
-        Here,
+        Machine,
         settings=settings(
             max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),

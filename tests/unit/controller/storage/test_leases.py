@@ -1,4 +1,4 @@
-"""Leases: one of all processes does what has to run once, and who was overtaken can change nothing any more."""
+"""Leases: one of all processes is the holder, and a process that lost its lease can write nothing any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ time.sleep(600)
 """
 
 
-class Times:
+class ManualClocks:
     """A monotonic clock for each process, and the database's, moved together or apart."""
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ def checked(lease: Lease, database: Database) -> bool:
     return True
 
 
-def test_one_holds_it_and_keeps_it_while_it_asks(database: Database) -> None:
-    """The first takes it; the second has it neither now nor as long as the first goes on."""
-    times = Times()
+def test_a_lease_stays_with_the_holder_that_renews_it(database: Database) -> None:
+    """A second process cannot take it while the first renews it."""
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     for _ in range(10):
@@ -71,9 +71,9 @@ def test_one_holds_it_and_keeps_it_while_it_asks(database: Database) -> None:
     assert checked(first, database) and not checked(second, database)
 
 
-def test_who_is_silent_loses_it(database: Database) -> None:
-    """After its life another takes it; the first knows it by its own clock, and could change nothing if it did not."""
-    times = Times()
+def test_a_lease_that_is_not_renewed_expires(database: Database) -> None:
+    """Another process takes it; the first detects that by its own clock, and its fenced writes fail."""
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     times.database += LEASE_S + 1
@@ -83,9 +83,9 @@ def test_who_is_silent_loses_it(database: Database) -> None:
     assert not first.held()
 
 
-def test_a_process_that_slept_does_not_hold_it(database: Database) -> None:
-    """Its clock went on while it did not: it asks again before it says yes, and is told no."""
-    times = Times()
+def test_a_suspended_process_does_not_hold_its_lease(database: Database) -> None:
+    """Its clock went on while it did not run: it renews before it relies on the lease, and that fails."""
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     times.pass_s(LEASE_S + 1)
@@ -93,9 +93,9 @@ def test_a_process_that_slept_does_not_hold_it(database: Database) -> None:
     assert not first.held()
 
 
-def test_it_comes_back_with_a_higher_token(database: Database) -> None:
-    """A holder that lost it and got it again is fenced off from what it did before."""
-    times = Times()
+def test_a_reacquired_lease_has_a_higher_fencing_token(database: Database) -> None:
+    """A holder that lost the lease and got it again is fenced off from its earlier writes."""
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
     times.pass_s(LEASE_S + 1)
@@ -105,9 +105,9 @@ def test_it_comes_back_with_a_higher_token(database: Database) -> None:
     assert first.held() and checked(first, database) and not checked(second, database)
 
 
-def test_who_stops_lets_go_at_once(database: Database) -> None:
-    """Nobody waits for a process that ended well."""
-    times = Times()
+def test_a_stopped_process_releases_its_lease(database: Database) -> None:
+    """The next process takes it without waiting for the expiry."""
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
     first.release()
@@ -115,17 +115,17 @@ def test_who_stops_lets_go_at_once(database: Database) -> None:
     assert second.held()
 
 
-def test_different_leases_are_held_apart(database: Database) -> None:
+def test_leases_of_different_names_are_independent(database: Database) -> None:
     """Two names, two holders."""
     one, other = Lease(database, "rollouts"), Lease(database, "planning")
     assert one.held() and other.held()
 
 
-def test_nobody_takes_it_during_a_checked_transaction(postgres: Postgres) -> None:
-    """On PostgreSQL, a holder in the middle of its work is not overtaken although its time is over: the other waits
-    until that has been committed."""
+def test_a_lease_is_not_taken_during_a_fenced_transaction(postgres: Postgres) -> None:
+    """On PostgreSQL, a holder inside a transaction keeps the lease past its expiry: the other waits until the
+    commit."""
     database = Database(postgres.database())
-    times = Times()
+    times = ManualClocks()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
     took = threading.Event()
@@ -148,10 +148,10 @@ def test_nobody_takes_it_during_a_checked_transaction(postgres: Postgres) -> Non
     database.close()
 
 
-def test_a_database_that_is_away_gives_no_lease(postgres: Postgres) -> None:
-    """While it cannot be renewed it is held until its time is over, and not one moment longer."""
+def test_no_lease_is_granted_while_the_database_is_unavailable(postgres: Postgres) -> None:
+    """While it cannot be renewed it is held until its expiry, and no longer."""
     database = Database(postgres.database())
-    times = Times()
+    times = ManualClocks()
     lease = times.lease(database)
     assert lease.held()
     postgres.kill()
@@ -168,8 +168,9 @@ def test_a_database_that_is_away_gives_no_lease(postgres: Postgres) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_holder_that_was_killed_loses_it_within_seconds(database_url: str, number: int) -> None:
-    """Killed or stopped in another process: it is ours soon, and a stopped one that goes on finds that out."""
+def test_the_lease_of_a_killed_process_expires_within_seconds(database_url: str, number: int) -> None:
+    """Killed or stopped in another process: the lease is free soon, and a stopped process that continues detects
+    that."""
     database = Database(database_url)
     process: subprocess.Popen[Any] = subprocess.Popen(
         [sys.executable, "-c", HOLDER, database_url], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Migrations: every database comes to the tables of this program, whatever it was, and a newer one is left alone."""
+"""Migrations: every older database gets the tables of this program, and a newer one is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow
 
 
-def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> None:
-    """An empty database that took every step has the tables, columns, indices and constraints of the classes."""
+def test_migrations_create_the_tables_of_the_classes(database_url: str) -> None:
+    """An empty database after every step has the tables, columns, indices and constraints of the classes."""
     Database(database_url).close()
     engine = create_engine(database_url)
     with engine.connect() as connection:
@@ -29,8 +29,8 @@ def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> 
     assert differences == []
 
 
-def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None:
-    """What is in it stays, what it lacks is made, and it is at the newest step."""
+def test_a_database_without_migration_number_is_adopted(database_url: str) -> None:
+    """Its content stays, missing tables are created, and it is at the newest step."""
     later = ("certificates", "floods", "behind", "gateways")
     engine = an_old_one(database_url, *(f"DROP TABLE {name}" for name in later), AN_OLD_MODEL, OLD_TELEMETRY)
     engine.dispose()
@@ -51,7 +51,7 @@ def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None
     Database(database_url).close()
 
 
-def test_hours_that_are_there_make_days_and_months_and_what_the_fleet_did(database_url: str) -> None:
+def test_stored_hours_are_aggregated_into_days_and_months(database_url: str) -> None:
     """An installation from before there were days: its year is not empty, and nothing is counted twice afterwards."""
     engine = create_engine(database_url)
     migrate(engine, until="0004")
@@ -75,13 +75,13 @@ def test_hours_that_are_there_make_days_and_months_and_what_the_fleet_did(databa
     assert first["cuts"] == {"local": 2, "remote": 2} and second["requests"] == 2
     (month,) = rolling.device_history("cam-1", "month", day, day + 2 * 86_400)["m"]
     assert month["requests"] == 6
-    assert [one["requests"] for one in rolling.model_history("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
-    assert [one["requests"] for one in rolling.model_history("m", "day", day, day + 2 * 86_400)] == [6, 2]
+    assert [bucket["requests"] for bucket in rolling.model_history("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
+    assert [bucket["requests"] for bucket in rolling.model_history("m", "day", day, day + 2 * 86_400)] == [6, 2]
     assert rolling.model_history("", "day", day, day + 86_400) == []
     database.close()
 
 
-def test_fields_of_stored_messages_carry_their_new_names(database_url: str) -> None:
+def test_fields_of_stored_messages_are_renamed(database_url: str) -> None:
     """Each JSON column, over more rows than are changed at once: renamed at every depth,
     values and other fields kept."""
     engine = create_engine(database_url)
@@ -123,16 +123,16 @@ def test_fields_of_stored_messages_carry_their_new_names(database_url: str) -> N
     }  # fmt: skip
 
 
-def test_a_database_that_lacks_a_column_is_not_adopted(database_url: str) -> None:
-    """One made by a program older than the first step is refused by the name of what it lacks."""
+def test_a_database_that_lacks_a_column_is_refused(database_url: str) -> None:
+    """A database older than the first step is refused with the name of the missing column."""
     engine = an_old_one(database_url, "ALTER TABLE models DROP COLUMN bindings")
     engine.dispose()
     with pytest.raises(UsageError, match=r"models .* lacks bindings"):
         Database(database_url)
 
 
-def test_a_newer_database_is_refused_untouched(database_url: str) -> None:
-    """A step that this program does not know: it says so, says what to do, and changes nothing."""
+def test_a_newer_database_is_refused_unchanged(database_url: str) -> None:
+    """An unknown step is reported with advice."""
     Database(database_url).close()
     engine = create_engine(database_url)
     with engine.begin() as connection:
@@ -144,8 +144,8 @@ def test_a_newer_database_is_refused_untouched(database_url: str) -> None:
     engine.dispose()
 
 
-def test_controllers_that_start_at_once_take_each_step_once(database_url: str) -> None:
-    """Eight open an empty database together: all of them find it whole."""
+def test_concurrent_starts_run_each_migration_once(database_url: str) -> None:
+    """Eight processes open an empty database together and all find it complete."""
     problems: list[BaseException] = []
 
     def start() -> None:

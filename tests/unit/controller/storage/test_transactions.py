@@ -1,5 +1,5 @@
-"""Transactions, on SQLite and on PostgreSQL: what a writer read is still true when it commits, and what devices say
-does not wait for it; every trouble of the database has our name."""
+"""Transactions on SQLite and PostgreSQL: isolation, telemetry beside writers, and database errors as errors of the
+SDK."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def in_threads(*works: Callable[[], None]) -> None:
         raise problems[0]
 
 
-def test_what_a_writer_read_is_true_when_it_commits(database: Database) -> None:
-    """Eight count one number up, reading it first: none of 80 counts is lost."""
+def test_read_modify_write_loses_no_update(database: Database) -> None:
+    """Eight writers increment one number after reading it: none of 80 increments is lost."""
     with database.write() as session:
         session.add(a_device("cam", counter=0))
 
@@ -79,8 +79,8 @@ def test_what_a_writer_read_is_true_when_it_commits(database: Database) -> None:
         assert session.scalars(select(Device.counter)).one() == 80
 
 
-def test_a_reader_sees_one_moment(database: Database) -> None:
-    """What is committed while it reads, it does not see; the next one does."""
+def test_a_read_transaction_sees_one_snapshot(database: Database) -> None:
+    """What is committed while it reads is visible to the next one."""
     with database.write() as session:
         record_event(session, 1.0, "me", "began", "")
     with database.read() as reader:
@@ -92,8 +92,8 @@ def test_a_reader_sees_one_moment(database: Database) -> None:
         assert len(reader.scalars(select(Event.id)).all()) == 2
 
 
-def test_what_is_not_committed_never_happened(database: Database) -> None:
-    """A block that raises leaves nothing."""
+def test_a_block_that_raises_is_rolled_back(database: Database) -> None:
+    """Nothing of it is stored."""
     for transaction in (database.write, database.write_concurrent):
         with pytest.raises(RuntimeError), transaction() as session:
             session.add(a_device("cam"))
@@ -103,8 +103,8 @@ def test_what_is_not_committed_never_happened(database: Database) -> None:
         assert session.get(Device, "cam") is None
 
 
-def test_what_devices_say_waits_for_no_writer(postgres: Postgres) -> None:
-    """On PostgreSQL, telemetry is kept while a deployment is being written: in the middle of that transaction."""
+def test_telemetry_is_stored_beside_an_open_writer(postgres: Postgres) -> None:
+    """On PostgreSQL, in the middle of a deployment's transaction."""
     database = on_postgresql(postgres)
     with database.write() as session:
         session.add_all([a_device("told"), a_device("heard")])
@@ -120,8 +120,8 @@ def test_what_devices_say_waits_for_no_writer(postgres: Postgres) -> None:
     database.close()
 
 
-def test_who_holds_a_device_is_not_overtaken(postgres: Postgres) -> None:
-    """On PostgreSQL, what a device says of itself waits for a writer that holds that device, and for no other."""
+def test_a_locked_device_row_blocks_writes_to_that_device_only(postgres: Postgres) -> None:
+    """On PostgreSQL, a device's message waits for a writer that holds that device, and for no other."""
     database = on_postgresql(postgres)
     with database.write() as session:
         session.add_all([a_device("a", session=1), a_device("b", session=1)])
@@ -156,8 +156,9 @@ def test_who_holds_a_device_is_not_overtaken(postgres: Postgres) -> None:
     database.close()
 
 
-def test_a_deadlock_is_a_busy_database_that_lives_on(postgres: Postgres) -> None:
-    """Two that hold what the other wants: one is told to come back, the other goes on, and nothing is half done."""
+def test_a_deadlock_is_reported_as_busy(postgres: Postgres) -> None:
+    """Of two transactions that hold what the other wants, one is refused with a retry hint, the other commits, and
+    nothing is half done."""
     database = on_postgresql(postgres)
     with database.write() as session:
         session.add_all([a_device("a"), a_device("b")])
@@ -183,8 +184,9 @@ def test_a_deadlock_is_a_busy_database_that_lives_on(postgres: Postgres) -> None
     database.close()
 
 
-def test_a_database_that_was_restarted_is_found_again(postgres: Postgres) -> None:
-    """PostgreSQL dies in the middle of a transaction: it is unavailable and nothing of it is kept; then all is well."""
+def test_a_restarted_database_is_reconnected(postgres: Postgres) -> None:
+    """PostgreSQL dies in the middle of a transaction: the transaction is lost as unavailable; then queries work
+    again."""
     database = on_postgresql(postgres)
     with pytest.raises(Unavailable), database.write() as session:
         session.add(a_device("half"))
@@ -201,8 +203,8 @@ def test_a_database_that_was_restarted_is_found_again(postgres: Postgres) -> Non
     database.close()
 
 
-def test_a_connection_lost_inside_a_savepoint_is_a_database_that_is_away(postgres: Postgres) -> None:
-    """What fails again while it is taken back is told as what failed first."""
+def test_a_connection_lost_in_a_savepoint_is_unavailable(postgres: Postgres) -> None:
+    """The error of the rollback does not hide the first error."""
     database = on_postgresql(postgres)
     with pytest.raises(Unavailable), database.write() as session:
         try:
@@ -219,8 +221,8 @@ def test_a_connection_lost_inside_a_savepoint_is_a_database_that_is_away(postgre
     database.close()
 
 
-def test_too_many_at_once_are_told_to_come_back(postgres: Postgres) -> None:
-    """Every connection is taken for longer than anybody waits."""
+def test_an_exhausted_connection_pool_is_reported_as_busy(postgres: Postgres) -> None:
+    """Every connection is taken for longer than the timeout."""
     limits = engines.EngineLimits(lock_timeout_s=1, pool_size=1, pool_overflow=0)
     database = Database(postgres.database(), limits)
     with database.read() as session:
@@ -230,8 +232,8 @@ def test_too_many_at_once_are_told_to_come_back(postgres: Postgres) -> None:
     database.close()
 
 
-def test_numbers_that_are_none_become_null(database: Database) -> None:
-    """Telemetry may hold them, and JSON knows none: what is kept can be read by everybody."""
+def test_non_finite_numbers_are_stored_as_null(database: Database) -> None:
+    """Telemetry may hold them, but JSON has none: every stored value can be read."""
     with database.write() as session:
         odd = {"nan": float("nan"), "inf": float("inf"), "nul": "\0"}
         session.add(TelemetryRow(device="cam", at=1.0, stored=1.0, session=1, sequence=0, content=odd))
@@ -239,8 +241,8 @@ def test_numbers_that_are_none_become_null(database: Database) -> None:
         assert session.scalars(select(TelemetryRow.content)).one() == {"nan": None, "inf": None, "nul": "\0"}
 
 
-def test_text_that_no_database_takes_is_the_callers_fault(postgres: Postgres) -> None:
-    """PostgreSQL keeps no NUL: an error of usage, in reading as in writing."""
+def test_text_with_nul_is_a_usage_error(postgres: Postgres) -> None:
+    """PostgreSQL stores no NUL: refused in queries as in writes."""
     database = on_postgresql(postgres)
     with pytest.raises(UsageError, match="NUL"), database.read() as session:
         session.get(Device, "a\0b")
@@ -249,8 +251,8 @@ def test_text_that_no_database_takes_is_the_callers_fault(postgres: Postgres) ->
     database.close()
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: object) -> None:
-    """SQLite without room: unavailable, nothing half done, and all is well once there is room again."""
+def test_a_full_disk_is_unavailable_and_rolls_back(tmp_path: object) -> None:
+    """SQLite without room: nothing half done, and it works again once there is room."""
     database = Database(f"sqlite:///{tmp_path}/c.db")
 
     def limit(session: Session, pages: int) -> int:
@@ -271,8 +273,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: object) -> None:
     database.close()
 
 
-def test_a_fault_of_ours_keeps_its_name(database: Database) -> None:
-    """Two rows of one key are no trouble of the database's."""
+def test_a_constraint_violation_keeps_its_error(database: Database) -> None:
+    """Two rows of one key are no unavailability of the database."""
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(a_device("cam"))
         session.flush()
@@ -288,22 +290,22 @@ def test_a_fault_of_ours_keeps_its_name(database: Database) -> None:
         ("sqlite:////tmp/c.db", "sqlite:////tmp/c.db"),
     ],
 )
-def test_urls_of_databases(url: str, meant: str) -> None:
-    """Whatever people write for PostgreSQL, by the driver that we bring."""
+def test_supported_database_urls_are_accepted(url: str, meant: str) -> None:
+    """Every spelling for PostgreSQL uses the driver that is installed."""
     assert repr(parse_url(url)) == meant
 
 
 @pytest.mark.parametrize(
     "url", ["", "mysql://db/x", "postgresql://db", "sqlite://", "http://[", "no url", "sqlite+x://a"]
 )
-def test_other_urls_are_refused(url: str) -> None:
-    """By what is meant, or what lacks."""
+def test_unsupported_database_urls_are_refused(url: str) -> None:
+    """With what is meant, or what is missing."""
     with pytest.raises(UsageError, match=r"--database|names no database"):
         engines.open_engine(url)
 
 
-def test_sqlite_says_busy_when_others_write_for_too_long(tmp_path: object) -> None:
-    """Another program holds the file: told to come back."""
+def test_sqlite_reports_busy_after_the_lock_timeout(tmp_path: object) -> None:
+    """Another program holds the file."""
     database = Database(f"sqlite:///{tmp_path}/c.db", engines.EngineLimits(lock_timeout_s=0))
     other = sqlite3.connect(f"{tmp_path}/c.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -88,9 +88,7 @@ def load_remotely(world: RecutHarness, folder: Path, one: Made) -> None:
 
 
 @pytest.mark.parametrize("after", [(4,), (1, 5), (2,), (1, 2, 3, 4, 5, 6)])
-def test_another_cut_is_believed_fetched_opened_and_loaded(
-    signed: RecutHarness, tmp_path: Path, after: tuple[int, ...]
-) -> None:
+def test_a_recut_is_verified_fetched_and_loaded(signed: RecutHarness, tmp_path: Path, after: tuple[int, ...]) -> None:
     """The planner's signature and the release's own: fetched, proven without a network, written, loaded on both sides,
     and the answer is the whole model's, bit for bit."""
     one = signed.recut(*after)
@@ -109,7 +107,7 @@ def test_another_cut_is_believed_fetched_opened_and_loaded(
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_every_kind_of_model_can_be_cut_elsewhere(name: str, tmp_path: Path) -> None:
+def test_every_kind_of_model_can_be_recut(name: str, tmp_path: Path) -> None:
     """Branches, captured tensors, loops, state, eight bits, weights that several layers use: each layer's operators
     and weights keep their bytes in whatever slice they are."""
     layers = [layer.name for layer in tiny.prepared(name).graph.layers]
@@ -128,7 +126,7 @@ class ModelRecutHarness(RecutHarness):
         super().__init__(folder, required_local_layers=(), private_tensors=())
 
 
-def test_a_new_table_over_the_same_slices_needs_no_fingerprint(tmp_path: Path) -> None:
+def test_a_recut_over_the_same_slices_needs_no_fingerprint(tmp_path: Path) -> None:
     """Where a model has no fingerprint (TFLite), rows may still be put together anew from the release's own slices."""
     world = RecutHarness(tmp_path)
     base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
@@ -144,7 +142,7 @@ def test_a_new_table_over_the_same_slices_needs_no_fingerprint(tmp_path: Path) -
         world.repository.add_recut(cut_anew.raw)
 
 
-def test_limits_may_become_stricter(world: RecutHarness) -> None:
+def test_a_recut_may_tighten_limits(world: RecutHarness) -> None:
     """More layers kept, more tensors that never leave."""
     one = world.recut(4, required_local_layers=world.layers[:3], private_tensors=("image", "a1"))
     world.repository.add_recut(one.raw)
@@ -163,7 +161,7 @@ def test_adding_a_recut_needs_no_release_key(world: RecutHarness) -> None:
     assert world.repository.add_recut(world.recut().raw) == digest
 
 
-def test_a_recut_runs_on_after_its_base_has_gone(world: RecutHarness, tmp_path: Path) -> None:
+def test_an_installed_recut_survives_the_removal_of_its_base(world: RecutHarness, tmp_path: Path) -> None:
     """(g) A base that the targets role lists no more: nothing new is installed of it, and what runs is kept."""
     one = world.recut()
     world.repository.add_recut(one.raw)
@@ -305,9 +303,7 @@ FORGED: dict[str, tuple[Twist, str]] = {
 
 
 @pytest.mark.parametrize("attack", FORGED)
-def test_a_thief_of_the_planners_key_cannot_say_more_than_a_recut(
-    signed: RecutHarness, tmp_path: Path, attack: str
-) -> None:
+def test_a_stolen_planner_key_can_only_sign_recuts(signed: RecutHarness, tmp_path: Path, attack: str) -> None:
     """Signed by the real planner's key, and refused: when it is added, fetched, written, opened and served."""
     twist, why = FORGED[attack]
     one = twist(signed.recut())
@@ -371,7 +367,7 @@ def add_leak(graph_: onnx.GraphProto) -> None:
 
 def swap_weights(graph_: onnx.GraphProto) -> None:
     """Each of two weights where the other lies."""
-    first, second = (list(one.external_data) for one in graph_.initializer[:2])
+    first, second = (list(tensor.external_data) for tensor in graph_.initializer[:2])
     for place, entries in ((0, second), (1, first)):
         del graph_.initializer[place].external_data[:]
         graph_.initializer[place].external_data.extend(entries)
@@ -379,7 +375,7 @@ def swap_weights(graph_: onnx.GraphProto) -> None:
 
 def entry(key: str, value: str) -> Callable[[onnx.GraphProto], None]:
     def change(graph_: onnx.GraphProto) -> None:
-        kept = [one for one in graph_.initializer[0].external_data if one.key != key]
+        kept = [tensor for tensor in graph_.initializer[0].external_data if tensor.key != key]
         del graph_.initializer[0].external_data[:]
         graph_.initializer[0].external_data.extend(kept)
         graph_.initializer[0].external_data.add(key=key, value=value)
@@ -472,9 +468,7 @@ TAMPERED: dict[str, tuple[Twist, str]] = {
 
 
 @pytest.mark.parametrize("attack", TAMPERED)
-def test_a_recuts_files_hold_the_released_model_and_nothing_else(
-    signed: RecutHarness, tmp_path: Path, attack: str
-) -> None:
+def test_recut_files_must_contain_the_released_model(signed: RecutHarness, tmp_path: Path, attack: str) -> None:
     """The manifest is flawless, signed and names these very files; what is in them is not the model. Nothing of it is
     left on a device's disk, and what a thief puts there himself is not loaded, neither there nor by a server."""
     twist, why = TAMPERED[attack]
@@ -497,7 +491,7 @@ def test_a_recuts_files_hold_the_released_model_and_nothing_else(
             load_remotely(signed, tmp_path / "cloud", one)
 
 
-def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutHarness, tmp_path: Path) -> None:
+def test_a_slice_fetched_later_is_verified_too(signed: RecutHarness, tmp_path: Path) -> None:
     """A device that first needed one slice and then another checks the other as well."""
     one = signed.recut().with_graph(1, lambda model: model.graph.node.pop())
     proof = signed.stolen_proof(one)
@@ -522,21 +516,21 @@ def sealed(one: Made) -> Made:
 
 
 def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarness) -> None:
-    """Nobody but who has the keys could compare what is in a slice of another cut, so that there is none: neither in
-    clear nor encrypted; its own slices go into other tables as they are."""
+    """Without the keys the content of a newly cut slice cannot be compared, so such a recut is refused, in clear as
+    encrypted; the release's own slices go into other tables as they are."""
     base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(fingerprint=None)
     world.publish(base)
     elsewhere = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
-    for one in (elsewhere, sealed(elsewhere)):
+    for recut in (elsewhere, sealed(elsewhere)):
         with pytest.raises(TrustError, match="needs the release key"):
-            world.repository.add_recut(one.raw)
-        world.steal(one.raw)
+            world.repository.add_recut(recut.raw)
+        world.steal(recut.raw)
         with pytest.raises(TrustError, match="needs the release key"):
-            refreshed(world).manifest(one.digest, world.fetch)
+            refreshed(world).manifest(recut.digest, world.fetch)
     with_fingerprint = sealed(made("chain", world.layers[:2], **world.kept))
     world.publish(with_fingerprint)
-    for one in (elsewhere, sealed(elsewhere)):
-        forged = one.with_(recut_of=with_fingerprint.digest)
+    for recut in (elsewhere, sealed(elsewhere)):
+        forged = recut.with_(recut_of=with_fingerprint.digest)
         with pytest.raises(TrustError, match=r"in clear|another format or other kernels"):
             world.repository.add_recut(forged.raw)
 
@@ -547,8 +541,9 @@ def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarnes
 
 
 @pytest.mark.parametrize("name", ["base.json", "fingerprint.json", "planner.json", "targets.json"])
-def test_a_recut_without_what_it_is_measured_by_does_not_open(signed: RecutHarness, tmp_path: Path, name: str) -> None:
-    """Flipped, of another release, or gone: the recut is as good as unsigned until it is written anew."""
+def test_a_recut_without_its_fingerprint_does_not_open(signed: RecutHarness, tmp_path: Path, name: str) -> None:
+    """The fingerprint is corrupt, of another release, or missing: the recut counts as unsigned until it is written
+    again."""
     one = signed.recut()
     signed.repository.add_recut(one.raw)
     proof = signed.repository.proof(one.digest)
@@ -600,8 +595,8 @@ def test_a_recut_among_releases_is_refused(world: RecutHarness) -> None:
         verify_release(one.raw, world.repository.proof(one.digest), world.bootstrap)
 
 
-def test_what_the_release_key_lists_is_not_the_planners_to_answer_for(world: RecutHarness) -> None:
-    """The planner lists a release under its own path too: it stays what the release key signed."""
+def test_a_release_listed_by_the_planner_keeps_the_release_keys_signature(world: RecutHarness) -> None:
+    """The planner lists a release under its own path too: the release key's signature still decides."""
     world.steal(world.base.raw)
     assert refreshed(world).manifest(world.base.digest, world.fetch) == world.base.raw
 
@@ -610,8 +605,8 @@ def signer(world: RecutHarness, role: str) -> CryptoSigner:
     return CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
 
 
-def test_the_planner_does_not_speak_for_the_director(world: RecutHarness) -> None:
-    """(i) A statement signed with the planner's key moves no device."""
+def test_a_statement_signed_by_the_planner_is_refused(world: RecutHarness) -> None:
+    """(i) A statement signed with the planner's key has no effect on any device."""
     store = refreshed(world)
     payload = decode(world.state(counter=5), Signed).payload
     made_ = signer(world, "planner").sign(payload)
@@ -622,8 +617,8 @@ def test_the_planner_does_not_speak_for_the_director(world: RecutHarness) -> Non
 
 
 @pytest.mark.parametrize("role", ["director", "snapshot", "timestamp", "root"])
-def test_nobody_else_speaks_for_the_planner(world: RecutHarness, role: str) -> None:
-    """(i) Planner's metadata signed by another role's key is not believed; releases are installed all the same."""
+def test_planner_metadata_signed_by_another_role_is_refused(world: RecutHarness, role: str) -> None:
+    """(i) Releases are installed all the same."""
     one = world.recut()
     world.repository.add_recut(one.raw)
 
@@ -646,8 +641,8 @@ def test_nobody_else_speaks_for_the_planner(world: RecutHarness, role: str) -> N
     assert store.manifest(world.base.digest, world.fetch) == world.base.raw
 
 
-def test_an_older_planner_is_not_heard(world: RecutHarness) -> None:
-    """A replay of the planner's older metadata installs no recut, whatever the cache lost; releases go on."""
+def test_replayed_planner_metadata_is_refused(world: RecutHarness) -> None:
+    """A replay of the planner's older metadata installs no recut, whatever the cache lost; releases continue."""
     first = world.recut(3)
     world.repository.add_recut(first.raw)
     backup = world.backup()
@@ -667,8 +662,8 @@ def test_an_older_planner_is_not_heard(world: RecutHarness) -> None:
     assert store.manifest(world.base.digest, world.fetch) == world.base.raw
 
 
-def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutHarness) -> None:
-    """Its life is its own: what it signed runs on, and the release key is heard."""
+def test_expired_planner_metadata_installs_no_recut_but_releases_continue(world: RecutHarness) -> None:
+    """Its expiry is its own: installed recuts keep running, and the release key's metadata stays valid."""
     one = world.recut()
     world.repository.add_recut(one.raw)
     store = refreshed(world)
@@ -686,7 +681,7 @@ def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutHarn
     assert store.manifest(one.digest, world.fetch) == raw
 
 
-def test_a_stolen_planners_key_is_rotated_away(world: RecutHarness) -> None:
+def test_a_stolen_planner_key_is_rotated_away(world: RecutHarness) -> None:
     """`keys rotate planner`: what it signed before stays listed under the new key, and the old one signs nothing more;
     that a thief counted ahead does not matter."""
     one = world.recut()
@@ -708,8 +703,8 @@ def test_a_stolen_planners_key_is_rotated_away(world: RecutHarness) -> None:
         verify_release(one.raw, {**proof, "planner.json": forged.to_bytes()}, world.bootstrap)
 
 
-def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutHarness) -> None:
-    """Roles of the planner's own making are neither asked for nor believed."""
+def test_delegations_by_the_planner_are_ignored(world: RecutHarness) -> None:
+    """Roles that the planner delegates to are neither fetched nor trusted."""
     one = world.recut()
     published = world.repository.store.published()
     published.planner.delegations = published.targets.delegations
@@ -721,7 +716,7 @@ def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutHarnes
 
 
 @pytest.mark.parametrize("path", ["recuts/", "fingerprints/", "releases/"])
-def test_what_is_not_there_yet_is_asked_for_again(world: RecutHarness, path: str) -> None:
+def test_a_missing_file_is_retried(world: RecutHarness, path: str) -> None:
     """A file that the controller does not have (yet) is a lost link, no attack."""
     one = world.recut()
     world.repository.add_recut(one.raw)
@@ -737,8 +732,8 @@ def test_what_is_not_there_yet_is_asked_for_again(world: RecutHarness, path: str
     assert store.manifest(one.digest, world.fetch) == one.raw
 
 
-def test_a_restart_without_a_network_still_knows_the_planner(world: RecutHarness) -> None:
-    """The proof on disk holds its metadata, and a spoilt one only means: refresh first."""
+def test_planner_metadata_survives_an_offline_restart(world: RecutHarness) -> None:
+    """The proof on disk holds its metadata; a corrupt one only requires a refresh first."""
     one = world.recut()
     world.repository.add_recut(one.raw)
     refreshed(world)
@@ -749,8 +744,8 @@ def test_a_restart_without_a_network_still_knows_the_planner(world: RecutHarness
         world.store().proof()
 
 
-def test_the_paths_of_recuts_and_fingerprints_are_served_and_nothing_beside_them(world: RecutHarness) -> None:
-    """As devices ask for them, over MQTT."""
+def test_only_recut_and_fingerprint_paths_are_served(world: RecutHarness) -> None:
+    """As devices request them, over MQTT."""
     digest = world.repository.add_recut(world.recut().raw)
     fingerprint = decode_manifest(world.base.raw).fingerprint
     assert fingerprint is not None

@@ -1,4 +1,4 @@
-"""The TUF repository on disk: whole after a crash at any write, closed to everything but its own files."""
+"""The TUF repository on disk: consistent after a crash at any write, and serving only its own files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at:
     return count
 
 
-def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_write_leaves_a_consistent_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die at each write of adding a release: a device sees the old state, and adding again succeeds."""
     total = writes(lambda: TrustHarness(tmp_path / "count").add(2), monkeypatch, None)
     first = writes(lambda: TrustHarness(tmp_path / "first"), monkeypatch, None)
@@ -65,8 +65,8 @@ def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypa
         assert store.manifest(again, world.fetch) == sample_release(2)[0]
 
 
-def test_a_crash_at_any_write_of_the_first_start_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Die at each write of making a repository: the next start completes it, with keys that fit."""
+def test_a_crash_at_any_write_of_the_first_start_is_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die at each write of creating a repository: the next start completes it, with matching keys."""
     total = writes(lambda: TrustHarness(tmp_path / "count"), monkeypatch, None)
     for stop_at in range(total):
         writes(lambda at=stop_at: TrustHarness(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
@@ -86,7 +86,7 @@ def test_adding_a_release_again_changes_nothing(world: TrustHarness) -> None:
     assert world.repository.releases() == [digest]
 
 
-def test_old_metadata_is_pruned_but_not_at_once(world: TrustHarness) -> None:
+def test_old_metadata_is_pruned_after_a_grace_period(world: TrustHarness) -> None:
     """A device in the middle of a refresh still finds the snapshot it was pointed to; the folder does not grow."""
     for version in range(1, 40):
         world.now += 1
@@ -110,13 +110,13 @@ def test_old_metadata_is_pruned_but_not_at_once(world: TrustHarness) -> None:
         "",
     ],
 )
-def test_the_repository_serves_nothing_else(world: TrustHarness, path: str) -> None:
-    """C11: keys, other folders and odd names are simply not there."""
+def test_the_repository_serves_metadata_files_only(world: TrustHarness, path: str) -> None:
+    """C11: keys, other folders and odd names are not found."""
     with pytest.raises(FileNotFoundError):
         world.repository.read(path)
 
 
-def test_private_keys_are_closed_to_others(world: TrustHarness) -> None:
+def test_private_keys_have_restrictive_file_modes(world: TrustHarness) -> None:
     """Every signing key is a file of mode 0600 in a folder of mode 0700."""
     folder = world.folder / "repository" / "keys"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -124,7 +124,7 @@ def test_private_keys_are_closed_to_others(world: TrustHarness) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
 
 
-def test_a_signer_may_live_elsewhere(world: TrustHarness, tmp_path: Path) -> None:
+def test_a_role_can_be_signed_by_a_remote_signer(world: TrustHarness, tmp_path: Path) -> None:
     """A role's signer is a URI: moving the release key to another place changes a table and no code."""
     folder = world.folder / "repository" / "keys"
     (tmp_path / "vault").mkdir()
@@ -139,9 +139,9 @@ def test_a_signer_may_live_elsewhere(world: TrustHarness, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("role", ["targets", "planner"])
-def test_new_metadata_survives_the_pruning_of_versions_counted_ahead(world: TrustHarness, role: str) -> None:
-    """A clock that was years ahead left more versions than are kept; under new keys the count begins anew below them,
-    and what is pruned is never what was just published."""
+def test_pruning_keeps_new_metadata_below_higher_old_versions(world: TrustHarness, role: str) -> None:
+    """A clock that was years ahead left more versions than are retained; under new keys the count starts below them,
+    and pruning never removes what was just published."""
     digest = world.add()
     world.now += 9 * 365 * DAY
     for _ in range(KEPT_VERSIONS + 1):

@@ -1,4 +1,4 @@
-"""Keys that move, change and are lost: what the controller publishes then, and what a device makes of it."""
+"""Rotation, move and loss of keys: the metadata that the controller publishes, and what a device accepts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def key_ids(operator: Operator, role: str) -> list[str]:
 # Moving away
 
 
-def test_a_device_follows_the_root_and_the_release_key_away(operator: Operator) -> None:
-    """The old root signs the new one, then its key is destroyed; releases go on with the key that lies elsewhere."""
+def test_a_device_follows_the_root_and_release_keys_to_remote_signers(operator: Operator) -> None:
+    """The old root signs the new one, then its key is destroyed; releases continue with the remote key."""
     operator.device()
 
     operator.move_away()
@@ -55,8 +55,8 @@ def test_a_device_follows_the_root_and_the_release_key_away(operator: Operator) 
     assert {"1.root.json", "2.root.json"} <= store.proof().keys()
 
 
-def test_a_controller_without_the_release_key_keeps_metadata_fresh_by_itself(operator: Operator) -> None:
-    """Snapshot and timestamp are renewed alone; a release is refused with what to do, and nothing changes by that."""
+def test_a_controller_without_the_release_key_renews_online_metadata(operator: Operator) -> None:
+    """Snapshot and timestamp are renewed; a release is refused with advice and without effect."""
     operator.move_away()
     store = operator.device()
     operator.world.now += 80 * DAY
@@ -72,8 +72,8 @@ def test_a_controller_without_the_release_key_keeps_metadata_fresh_by_itself(ope
     assert operator.world.add(1) in operator.world.repository.releases()  # a release that is known needs no key
 
 
-def test_a_change_that_is_so_already_is_done(operator: Operator) -> None:
-    """Repeating the command after an answer was lost changes nothing."""
+def test_a_repeated_key_change_has_no_effect(operator: Operator) -> None:
+    """Repeating the command after a lost answer is safe."""
     operator.move_away()
     before = operator.files()
 
@@ -81,7 +81,7 @@ def test_a_change_that_is_so_already_is_done(operator: Operator) -> None:
     assert operator.files() == before
 
 
-def test_dying_at_any_write_leaves_the_old_or_the_new(
+def test_a_power_cut_during_rotation_leaves_the_old_or_new_state(
     tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A1: power is lost before each fsync, rename and unlink of moving root, release key and online keys: a device that
@@ -117,10 +117,10 @@ def test_dying_at_any_write_leaves_the_old_or_the_new(
         assert len(operator.held()) == 4 and not {"root.pem", "targets.pem"} & operator.held(), stop_at
 
 
-def test_dying_while_a_lost_release_key_is_replaced_is_made_good(
+def test_a_power_cut_while_replacing_a_lost_release_key_is_repaired(
     operator: Operator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing can be signed by the lost key any more: wherever the power is lost, the next start has a whole state."""
+    """The lost key cannot sign any more: wherever the power is lost, the next start has a consistent state."""
     operator.move_away()
     operator.device()
     change = KeyChange(release_key=operator.key("found"))
@@ -139,8 +139,8 @@ def test_dying_while_a_lost_release_key_is_replaced_is_made_good(
         assert operator.device(f"cam-{stop_at}").manifest(digest, operator.world.fetch) == sample_release(2)[0]
 
 
-def test_a_controller_that_lost_its_metadata_makes_no_second_first_root(operator: Operator) -> None:
-    """The root lies elsewhere and its metadata is gone: the error says to restore it, no key is made."""
+def test_a_controller_without_metadata_creates_no_second_root(operator: Operator) -> None:
+    """The root key is remote and its metadata is gone: the error advises to restore it, and no key is created."""
     operator.move_away()
     shutil.rmtree(operator.world.folder / "repository" / "metadata")
 
@@ -152,8 +152,8 @@ def test_a_controller_that_lost_its_metadata_makes_no_second_first_root(operator
 # Signatures
 
 
-def test_too_few_signatures_publish_nothing(operator: Operator) -> None:
-    """Two of three must sign: one leaves everything as it is, and says what lacks; the second makes it count."""
+def test_a_root_below_its_signature_threshold_is_not_published(operator: Operator) -> None:
+    """Two of three must sign: after one nothing changes and the missing number is reported; the second completes it."""
     operator.move_away()
     before = operator.files()
     change = KeyChange(anew=("timestamp",))
@@ -162,7 +162,7 @@ def test_too_few_signatures_publish_nothing(operator: Operator) -> None:
     assert operator.files() == before
     waiting = operator.rotation.pending_change()
     assert waiting is not None
-    assert [(one.whose, one.count, len(one.keyids)) for one in operator.rotation.missing(waiting)] == [
+    assert [(missing.whose, missing.count, len(missing.keyids)) for missing in operator.rotation.missing(waiting)] == [
         ("the root", 1, 2)
     ]
     operator.reopened()
@@ -173,8 +173,8 @@ def test_too_few_signatures_publish_nothing(operator: Operator) -> None:
     assert operator.versions()["root"] == 3
 
 
-def test_wrong_signatures_are_refused_and_change_nothing(operator: Operator) -> None:
-    """A key of no role, a signature over something else, a signature under another's name: each is named."""
+def test_invalid_signatures_are_refused_without_effect(operator: Operator) -> None:
+    """A key of no role, a signature over other bytes, a signature under another key's id: each is named."""
     operator.move_away()
     operator.change(KeyChange(anew=("snapshot",)))
     before, pending = operator.files(), operator.rotation.pending_change()
@@ -196,8 +196,8 @@ def test_wrong_signatures_are_refused_and_change_nothing(operator: Operator) -> 
     assert operator.files() == before and operator.rotation.pending_change() == pending
 
 
-def test_another_change_waits_for_the_first_and_dropping_destroys_its_keys(operator: Operator) -> None:
-    """One change at a time; giving it up leaves the keys as they were, and the next can begin."""
+def test_one_key_change_is_pending_and_dropping_it_destroys_its_keys(operator: Operator) -> None:
+    """A second change is refused; dropping the first leaves the keys as they were, and the next can begin."""
     operator.move_away()
     before = operator.files(), operator.held()
     operator.change(KeyChange(anew=("snapshot", "director")))
@@ -213,8 +213,8 @@ def test_another_change_waits_for_the_first_and_dropping_destroys_its_keys(opera
     assert operator.change(KeyChange(anew=("timestamp",)), "root-1", "root-2")
 
 
-def test_a_release_during_a_change_of_the_release_key_is_not_lost(operator: Operator) -> None:
-    """The list of releases grew while the change waited: what was signed is void, the next signature is for all."""
+def test_a_release_during_a_release_key_change_is_kept(operator: Operator) -> None:
+    """The list of releases grew while the change was pending: the signature is void, the next one covers all."""
     operator.move_away()
     change = KeyChange(release_key=operator.key("next-release"))
     assert not operator.change(change, "root-1", "next-release", "release")
@@ -238,8 +238,8 @@ def test_a_release_during_a_change_of_the_release_key_is_not_lost(operator: Oper
 @pytest.mark.parametrize(
     "roles", [("root",), ("targets",), ("snapshot",), ("timestamp",), ("director",), ("planner",), ()]
 )
-def test_a_controller_that_holds_the_root_changes_keys_by_itself(operator: Operator, roles: tuple[str, ...]) -> None:
-    """Before any ceremony too: the role gets a new key, the old one is destroyed, old and new devices follow."""
+def test_a_controller_holding_the_root_rotates_keys_itself(operator: Operator, roles: tuple[str, ...]) -> None:
+    """Also before any ceremony: the role gets a new key, the old one is destroyed, old and new devices follow."""
     operator.device()
     before = operator.held()
 
@@ -251,8 +251,8 @@ def test_a_controller_that_holds_the_root_changes_keys_by_itself(operator: Opera
         assert operator.device(name).manifest(digest, operator.world.fetch) == sample_release(2)[0]
 
 
-def test_statements_outlive_a_change_of_the_director(operator: Operator) -> None:
-    """What is stated while the change waits is believed before and after; the old key's word is not, afterwards."""
+def test_statements_stay_valid_through_a_director_key_change(operator: Operator) -> None:
+    """Statements made while the change is pending verify before and after; the old key's later ones do not."""
     operator.move_away()
     store = operator.device()
     old = operator.world.state(counter=5)
@@ -271,8 +271,8 @@ def test_statements_outlive_a_change_of_the_director(operator: Operator) -> None
     assert store.verify_statement(now, DEVICE, for_install=True).counter == 7
 
 
-def test_a_lost_release_key_is_replaced_by_the_root(operator: Operator) -> None:
-    """Nobody has the old release key any more: the root names another, which signs the same list of releases."""
+def test_the_root_replaces_a_lost_release_key(operator: Operator) -> None:
+    """The root names another key, which signs the same list of releases."""
     operator.move_away()
     operator.add(2)
     store = operator.device()
@@ -286,8 +286,8 @@ def test_a_lost_release_key_is_replaced_by_the_root(operator: Operator) -> None:
     assert store.manifest(digest, operator.world.fetch) == sample_release(3)[0]
 
 
-def test_the_release_key_may_come_back_to_the_controller(operator: Operator) -> None:
-    """The root gives the release key to the controller again: it signs by itself."""
+def test_the_release_key_can_return_to_the_controller(operator: Operator) -> None:
+    """The root assigns the role to the controller again, and it signs by itself."""
     operator.move_away()
 
     assert operator.change(KeyChange(anew=("targets",)), "root-2", "root-3")
@@ -296,8 +296,8 @@ def test_the_release_key_may_come_back_to_the_controller(operator: Operator) -> 
     assert operator.device().manifest(digest, operator.world.fetch) == sample_release(2)[0]
 
 
-def test_a_thief_who_counted_ahead_is_left_behind(operator: Operator) -> None:
-    """C6: stolen online keys published versions years ahead: new keys begin at the clock, and devices recover."""
+def test_devices_recover_from_versions_counted_ahead_by_stolen_keys(operator: Operator) -> None:
+    """C6: stolen online keys published versions years ahead; new keys start at the clock, and devices recover."""
     operator.move_away()
     here = operator.world.now
     operator.device()
@@ -341,10 +341,10 @@ def _swollen(key: PublicKey) -> PublicKey:
         (lambda op: KeyChange(release_key=op.key("a"), anew=("targets",)), "not both"),
     ],
 )
-def test_a_wish_that_no_root_can_follow_is_refused(
+def test_an_impossible_root_change_is_refused(
     operator: Operator, wish: Callable[[Operator], KeyChange], why: str
 ) -> None:
-    """Nothing is made, nothing waits, and the error says what is wrong."""
+    """No key is created, no change is pending, and the error gives the reason."""
     before = operator.files(), operator.held()
 
     with pytest.raises(UsageError, match=why):
@@ -390,10 +390,10 @@ def _move_end(role: Root | Targets, days: int) -> None:
         pytest.param(lambda root, thief: _move_end(root, -3_700), id="dead already"),
     ],
 )
-def test_a_root_that_is_not_what_was_asked_for_is_not_signed(
+def test_a_root_that_differs_from_the_request_is_not_signed(
     operator: Operator, edit: Callable[[Root, Key], None]
 ) -> None:
-    """A hostile controller prepares another root than the operator wished for: nothing is signed."""
+    """A hostile controller prepares another root than the operator requested: nothing is signed."""
     root, following, change = _edited(operator, lambda *_: None)
     check_root_step(root, following, change, time.time())
 
@@ -402,8 +402,8 @@ def test_a_root_that_is_not_what_was_asked_for_is_not_signed(
         check_root_step(root, following, change, time.time())
 
 
-def test_a_change_that_is_not_the_one_asked_for_is_not_signed(operator: Operator) -> None:
-    """The controller answers with another wish, with a director of its own choice, or with nonsense."""
+def test_a_key_change_that_differs_from_the_request_is_not_signed(operator: Operator) -> None:
+    """The controller answers with another change, with a director of its own choice, or with nonsense."""
     operator.move_away()
     asked = KeyChange(anew=("timestamp", "director"))
     operator.change(asked)
@@ -425,8 +425,8 @@ def test_a_change_that_is_not_the_one_asked_for_is_not_signed(operator: Operator
             signatures_for({**answer, **forged}, asked, uris)
 
 
-def test_a_new_online_key_that_is_an_old_one_is_not_signed(operator: Operator) -> None:
-    """The controller says that the timestamp has a new key, and it is the present snapshot's."""
+def test_a_new_online_key_that_is_another_roles_key_is_not_signed(operator: Operator) -> None:
+    """The controller presents the present snapshot key as the new timestamp key."""
     root = operator.world.repository.store.root()
     change = KeyChange(anew=("timestamp",))
     following = Root.from_dict(root.to_dict())
@@ -460,11 +460,11 @@ def _swap_director(targets: Targets, thief: Key) -> None:
         pytest.param(lambda targets, thief: targets.unrecognized_fields.update(x=1), id="a field more"),
     ],
 )
-def test_a_list_that_is_not_the_published_one_with_that_release_is_not_signed(
+def test_targets_with_unrequested_changes_are_not_signed(
     operator: Operator, edit: Callable[[Targets, Key], None]
 ) -> None:
-    """A hostile controller slips something into what the release key shall sign: the operator's machine refuses, and
-    so does an honest controller when a release key signed it all the same."""
+    """A hostile controller adds something to the metadata that the release key is to sign: the operator's machine
+    refuses, and so does an honest controller when a release key signed it all the same."""
     operator.move_away()
     raw = sample_release(2)[0]
     answer = operator.prepared(raw)
@@ -489,16 +489,16 @@ def _sign_blindly(metadata: Metadata[Targets], operator: Operator) -> None:
     metadata.signatures[key.keyid] = signature
 
 
-def test_only_the_manifest_that_was_shown_is_signed(operator: Operator) -> None:
-    """The manifest that came is another than the release's digest says."""
+def test_only_the_displayed_manifest_is_signed(operator: Operator) -> None:
+    """The received manifest differs from the release's digest."""
     operator.move_away()
     answer = operator.prepared(sample_release(2)[0])
     with pytest.raises(TrustError, match="not that of the release"):
         sign_release_list({**answer, "manifests": [sample_release(3)[0].decode()]}, [operator.uri("release")])
 
 
-def test_a_list_that_this_key_never_signed_is_not_continued(operator: Operator) -> None:
-    """A controller that makes up a root and a list of releases gets no signature of the real release key."""
+def test_targets_without_an_earlier_signature_of_this_key_are_not_signed(operator: Operator) -> None:
+    """A controller that forges a root and a list of releases gets no signature of the real release key."""
     operator.move_away()
     answer = operator.prepared(sample_release(2)[0])
     fake = Operator(operator.world.folder / "fake")
@@ -513,8 +513,8 @@ def test_a_list_that_this_key_never_signed_is_not_continued(operator: Operator) 
     sign_release_list(answer, [operator.uri("release")])
 
 
-def test_a_list_that_nobody_signed_is_not_published(operator: Operator) -> None:
-    """Unsigned, signed by another, prepared before another was published: refused, with what to do."""
+def test_unsigned_or_outdated_targets_are_not_published(operator: Operator) -> None:
+    """Unsigned, signed by another key, prepared before another was published: refused, with advice."""
     operator.move_away()
     raw = sample_release(2)[0]
     answer = operator.prepared(raw)
@@ -542,8 +542,9 @@ def notices(operator: Operator) -> str:
     return "\n".join(operator.rotation.view()["notices"])
 
 
-def test_what_only_the_operator_can_renew_is_told_in_time(operator: Operator) -> None:
-    """The list of releases nears its end and its key lies elsewhere: told 90 days before, gone after `keys renew`."""
+def test_expiry_of_operator_signed_metadata_is_reported_early(operator: Operator) -> None:
+    """The list of releases nears its expiry and its key is remote: reported 90 days before, resolved by `keys
+    renew`."""
     assert "keys init" in notices(operator)
     operator.move_away()
     assert notices(operator) == ""
@@ -559,8 +560,8 @@ def test_what_only_the_operator_can_renew_is_told_in_time(operator: Operator) ->
     assert "edgectl keys sign" in notices(operator)
 
 
-def test_a_root_that_lies_here_is_renewed_by_itself_and_another_is_told(operator: Operator) -> None:
-    """Ten years pass: the controller renews a root that it holds; of one that lies elsewhere it tells a year before."""
+def test_a_local_root_is_renewed_and_a_remote_one_reported(operator: Operator) -> None:
+    """Ten years pass: the controller renews a root that it holds, and reports a remote one a year before its expiry."""
     assert not operator.rotation.renew_held_root()
     operator.world.now += 3400 * DAY
     operator.world.repository.renew()
@@ -568,8 +569,8 @@ def test_a_root_that_lies_here_is_renewed_by_itself_and_another_is_told(operator
     operator.device()
 
 
-def test_an_offline_root_that_nears_its_end_is_told(operator: Operator) -> None:
-    """The controller cannot renew it, says so, and `keys renew root` with enough keys does it."""
+def test_an_expiring_offline_root_is_reported_and_renewed(operator: Operator) -> None:
+    """The controller cannot renew it and reports it; `keys renew root` with enough keys does."""
     operator.move_away()
     operator.world.now += 3400 * DAY
     operator.world.repository.renew()
@@ -579,7 +580,7 @@ def test_an_offline_root_that_nears_its_end_is_told(operator: Operator) -> None:
     assert operator.change(KeyChange(), "root-1", "root-3") and operator.versions()["root"] == 3
 
 
-def test_after_a_restored_backup_the_operator_signs_the_list_once_more(operator: Operator) -> None:
+def test_after_a_restore_the_operator_signs_the_targets_again(operator: Operator) -> None:
     """Releases were made after the backup: snapshot and timestamp follow the clock, the list needs its key."""
     operator.move_away()
     backup = operator.world.backup()
@@ -599,7 +600,7 @@ def test_after_a_restored_backup_the_operator_signs_the_list_once_more(operator:
     store.refresh(operator.world.fetch)
 
 
-def test_a_backup_from_before_the_online_keys_changed_is_made_good(operator: Operator) -> None:
+def test_a_backup_from_before_an_online_key_change_is_repaired(operator: Operator) -> None:
     """The newest root, kept beside the operator's keys, is put into an old backup, which lacks the keys that it names:
     the controller starts, says so, and new keys by the root's signatures bring every device back."""
     operator.move_away()
@@ -625,10 +626,10 @@ def test_a_backup_from_before_the_online_keys_changed_is_made_good(operator: Ope
     assert store.verify_statement(operator.world.state(counter=9), DEVICE, for_install=True).counter == 9
 
 
-def test_show_tells_where_each_key_lies(operator: Operator) -> None:
-    """Role by role: ids, here or elsewhere, threshold, version and end."""
+def test_show_lists_the_location_of_each_key(operator: Operator) -> None:
+    """Role by role: ids, local or remote, threshold, version and expiry."""
     operator.move_away()
-    roles = {one["role"]: one for one in operator.rotation.view()["roles"]}
+    roles = {role["role"]: role for role in operator.rotation.view()["roles"]}
 
     assert [key["here"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
     assert [key["here"] for key in roles["targets"]["keys"]] == [False]
@@ -637,16 +638,16 @@ def test_show_tells_where_each_key_lies(operator: Operator) -> None:
     assert roles["root"]["keys"][0]["keyid"] in key_ids(operator, "root")
 
 
-def test_two_processes_see_the_same_change(operator: Operator) -> None:
-    """Nothing is kept in memory: a second controller on the folder goes on where the first was."""
+def test_a_pending_key_change_is_shared_between_processes(operator: Operator) -> None:
+    """Nothing is kept in memory: a second controller on the folder continues the change."""
     operator.move_away()
     operator.change(KeyChange(anew=("timestamp",)), "root-1")
     other = Rotation(Repository(operator.world.folder / "repository", now=operator.world.clock))
     assert other.pending_change() == operator.rotation.pending_change()
 
 
-def test_a_new_device_begins_with_the_newest_root(operator: Operator) -> None:
-    """What a claim carries after a change: the device believes without ever having seen the keys before."""
+def test_a_new_device_starts_with_the_newest_root(operator: Operator) -> None:
+    """A claim after a change carries it: the device trusts it without having seen the keys before."""
     operator.move_away()
     digest = operator.add(2)
     newest = operator.world.repository.root_bytes

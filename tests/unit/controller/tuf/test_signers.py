@@ -1,4 +1,4 @@
-"""Signers by URI: files with and without a passphrase, anything else that securesystemslib knows, clear refusals."""
+"""Signers by URI: files with and without a passphrase, other securesystemslib signers, clear refusals."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def slot() -> Iterator[str]:
     del SIGNER_FOR_URI_SCHEME["slot"]
 
 
-def test_a_key_file_is_closed_to_others_and_never_overwritten(tmp_path: Path) -> None:
-    """0600, durably; a second one of the name is refused, and the first stays."""
+def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
+    """Mode 0600, written durably; a second one of the same name is refused, and the first stays."""
     path = tmp_path / "root-1.pem"
     key = make_key_file(path)
 
@@ -75,8 +75,8 @@ def test_a_key_file_is_closed_to_others_and_never_overwritten(tmp_path: Path) ->
     assert public_key(f"file2:{path}") == key
 
 
-def test_a_protected_key_file_opens_by_its_passphrase_only(tmp_path: Path) -> None:
-    """The passphrase is asked for by the file's name; another is refused; without one there is nothing to read."""
+def test_an_encrypted_key_file_opens_with_its_passphrase_only(tmp_path: Path) -> None:
+    """The prompt names the file; a wrong passphrase is refused; without one the key cannot be read."""
     path = tmp_path / "release.pem"
     key = make_key_file(path, "correct horse")
     asked: list[str] = []
@@ -96,8 +96,8 @@ def test_a_protected_key_file_opens_by_its_passphrase_only(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
-def test_other_types_of_keys_sign_too(tmp_path: Path, kind: str) -> None:
-    """A token or a KMS often has no Ed25519: ECDSA and RSA are signed with and verified."""
+def test_ecdsa_and_rsa_keys_sign_too(tmp_path: Path, kind: str) -> None:
+    """A token or a KMS often has no Ed25519."""
     private = (
         ec.generate_private_key(ec.SECP256R1()) if kind == "ecdsa" else rsa.generate_private_key(65537, key_size=2048)
     )
@@ -111,8 +111,8 @@ def test_other_types_of_keys_sign_too(tmp_path: Path, kind: str) -> None:
     check_signature(key, signature, PAYLOAD)
 
 
-def test_a_token_signs_for_the_key_that_it_holds(slot: str) -> None:
-    """Any scheme that securesystemslib is taught works; of the keys that may sign, the one that verifies is it."""
+def test_a_hardware_token_signs_for_the_key_it_holds(slot: str) -> None:
+    """Any scheme that securesystemslib is extended with works; of the allowed keys, the one that verifies is used."""
     strangers = [CryptoSigner.generate_ed25519().public_key for _ in range(3)]
     held = SlotSigner.held.public_key
     pins: list[str] = []
@@ -133,8 +133,8 @@ def test_a_token_signs_for_the_key_that_it_holds(slot: str) -> None:
         public_key(slot, pin)
 
 
-def test_a_wrong_pin_is_tried_once(slot: str) -> None:
-    """A token counts wrong PINs, and closes for good after a few: no second key is tried after one."""
+def test_a_wrong_pin_is_not_retried(slot: str) -> None:
+    """A token counts wrong PINs and locks after a few: no second key is tried after one."""
     keys = [SlotSigner.held.public_key, CryptoSigner.generate_ed25519().public_key]
     asked: list[str] = []
 
@@ -148,8 +148,8 @@ def test_a_wrong_pin_is_tried_once(slot: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["hsm:2", "awskms:alias/x", "gcpkms:projects/x", "hv:key/1", "azurekms://v.x/keys/n/1"])
-def test_a_signer_that_is_not_installed_is_named_with_its_extra(uri: str) -> None:
-    """The error says what to install; where it is installed, it says what that library says."""
+def test_a_missing_signer_library_is_named_with_its_extra(uri: str) -> None:
+    """The error names the extra to install; where it is installed, the library's own error is shown."""
     key = CryptoSigner.generate_ecdsa().public_key
     scheme = uri.partition(":")[0]
     with pytest.raises(UsageError) as refused:
@@ -177,8 +177,8 @@ def _installed(scheme: str) -> bool:
         ("/no/where:else", "no such key file"),
     ],
 )
-def test_what_is_no_signer_is_refused(text: str, why: str) -> None:
-    """The error names what there is."""
+def test_an_invalid_signer_is_refused(text: str, why: str) -> None:
+    """The error lists the supported schemes."""
     with pytest.raises(UsageError, match=why):
         signer_uri(text)
 
@@ -195,8 +195,8 @@ def test_a_bare_path_is_a_key_file(tmp_path: Path) -> None:
         public_key(f"file2:{tmp_path / 'gone.pem'}")
 
 
-def test_a_signature_over_something_else_does_not_fit(tmp_path: Path) -> None:
-    """Checked for every signature that comes from elsewhere."""
+def test_a_signature_over_other_bytes_does_not_verify(tmp_path: Path) -> None:
+    """Checked for every signature that comes from a remote signer."""
     key = make_key_file(tmp_path / "a.pem")
     signature = sign(f"file2:{tmp_path / 'a.pem'}", PAYLOAD, {key.keyid: key})
     assert signature is not None
@@ -204,8 +204,8 @@ def test_a_signature_over_something_else_does_not_fit(tmp_path: Path) -> None:
         check_signature(key, signature, PAYLOAD + b"!")
 
 
-def test_a_retired_key_is_destroyed_even_if_the_table_forgot_it_first(tmp_path: Path) -> None:
-    """Power is lost between the table and the file: retiring again destroys the file; others are left alone."""
+def test_a_retired_key_is_destroyed_after_a_crash_between_table_and_file(tmp_path: Path) -> None:
+    """Power is lost after the table was written: retiring again destroys the file; other files stay."""
     folder = KeyFolder(tmp_path / "keys")
     old = folder.signers("root")[0].public_key
     folder.signers("timestamp")

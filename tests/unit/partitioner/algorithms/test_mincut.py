@@ -1,4 +1,4 @@
-"""The cut beneath the planner: bounds, ties and numbers that integers cannot hold; and the envelope above it."""
+"""The minimum cut beneath the planner: bounds, ties and numbers beyond integer capacities; and the lower envelope."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def charges(source: list[float], sink: list[float], arcs: list[float]) -> Capaci
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9, 1e15])
-def test_scale_does_not_matter(scale: float) -> None:
+def test_the_cut_is_independent_of_scale(scale: float) -> None:
     """Nanoseconds and years give the same cut with a bound at its value: nothing overflows, nothing rounds to 0."""
     cut = two_nodes().minimum(
         charges([9 * scale, 3 * scale], [scale, 7 * scale], [2 * scale, np.inf]), np.array([1, 1], bool)
@@ -31,8 +31,8 @@ def test_scale_does_not_matter(scale: float) -> None:
     assert cut.lower_bound == pytest.approx(6 * scale, rel=1e-14)
 
 
-def test_small_charges_count_beside_large_ones() -> None:
-    """A difference far below one part in 2^31 of the whole still decides."""
+def test_small_capacities_decide_beside_large_ones() -> None:
+    """A difference far below one part in 2^31 of the total still decides."""
     base = 1e6
     for tiny, side in ((1e-4, True), (-1e-4, False)):
         found = two_nodes().minimum(charges([base + tiny, base], [base, base], [0.0, 0.0]), np.array([1, 1], bool))
@@ -40,15 +40,15 @@ def test_small_charges_count_beside_large_ones() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_forbidden_arc_is_never_cut_where_the_known_cut_is_the_least(exact: bool) -> None:
-    """Its charge a power of two, that cut was scaled to the very capacity that stood for infinity."""
+def test_a_forbidden_arc_was_cut_where_the_known_cut_was_minimal(exact: bool) -> None:
+    """With a power of two as its charge, that cut was scaled to the very capacity that stood for infinity."""
     only = np.array([1, 1], bool)
     found = two_nodes().minimum(charges([np.inf, 0.0], [0.5, 0.0], [0.0, np.inf]), only, exact=exact)
     assert found.source_side[0] and found.lower_bound == 0.5
 
 
-def test_equal_cuts_are_decided_by_the_next_charge() -> None:
-    """Of two cuts at one price the tie charge decides, and without one the wider source side is taken."""
+def test_equal_cuts_are_decided_by_the_tie_charge() -> None:
+    """Without a tie charge the wider source side is taken."""
     equal = charges([1.0, 1.0], [1.0, 1.0], [5.0, np.inf])
     known = np.array([1, 1], bool)
     assert two_nodes().minimum(equal, known).source_side.tolist() == [True, True]
@@ -56,8 +56,8 @@ def test_equal_cuts_are_decided_by_the_next_charge() -> None:
     assert two_nodes().minimum(equal, known, against).source_side.tolist() == [False, False]
 
 
-def test_a_deep_graph_is_proven_too() -> None:
-    """Two thousand layers with skips: the gap is the noise of adding doubles."""
+def test_a_deep_graph_is_solved_with_a_tight_gap() -> None:
+    """Two thousand layers with skips: the gap is the rounding error of adding doubles."""
     rng = random.Random(7)
     layers = [
         {
@@ -104,7 +104,7 @@ def lines(*pairs: tuple[float, float]) -> list[Line[int]]:
     return [Line(a, b, number) for number, (a, b) in enumerate(pairs)]
 
 
-def test_the_envelope_is_the_lowest_line_everywhere() -> None:
+def test_the_lower_envelope_is_minimal_everywhere() -> None:
     """Random lines, equal and parallel ones among them, at many x."""
     rng = random.Random(3)
     for _ in range(300):
@@ -114,17 +114,17 @@ def test_the_envelope_is_the_lowest_line_everywhere() -> None:
         for step in range(80):
             x = step / 20
             lowest = min(line.at(x) for line in some)
-            here = [one.line.at(x) for one in stretches if one.start <= x <= one.end]
+            here = [stretch.line.at(x) for stretch in stretches if stretch.start <= x <= stretch.end]
             assert here and all(height == pytest.approx(lowest, abs=1e-12) for height in here)
 
 
-def test_of_equal_lines_the_first_counts() -> None:
-    """So a plan's own row stays in its table."""
-    assert [one.line.item for one in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
+def test_of_equal_lines_the_first_is_kept() -> None:
+    """A plan's own row stays in its table."""
+    assert [stretch.line.item for stretch in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
 
 
-def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
-    """Five lines cost nine questions: the two ends, asked already, and seven between."""
+def test_exploring_k_lines_takes_2k_minus_1_evaluations() -> None:
+    """Five lines take nine evaluations: the two ends, given already, and seven between."""
     some = lines((0, 16), (1, 8), (2.5, 4), (5, 2), (9, 0))
     asked = []
 
@@ -136,7 +136,7 @@ def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
     assert len(asked) == 7
 
 
-def test_a_line_as_steep_as_one_found_inexactly_replaces_it() -> None:
+def test_a_line_of_equal_slope_replaces_an_inexact_one() -> None:
     """Far out `lowest` may be off by more than the lines at x = 0 are apart; what it then misses is found nearer by."""
     steep, good, poor, flat = lines((1.0, 100.0), (1.000001, 99.0), (1.00001, 99.0), (900.0, 1.0))
 
@@ -146,15 +146,15 @@ def test_a_line_as_steep_as_one_found_inexactly_replaces_it() -> None:
     assert good in explore(lowest, steep, flat)
 
 
-def test_thinning_takes_what_is_missed_least() -> None:
-    """The line that dips a little goes before the one that dips much; the ends stay."""
+def test_thinning_drops_the_least_costly_line() -> None:
+    """The line that dips a little is dropped before the one that dips much; the ends stay."""
     some = lines((0, 16), (7.9, 7.9), (2, 2), (3, 0))
     assert [line.item for line in thinned(some, 3)] == [0, 2, 3]
     assert [line.item for line in thinned(some, 1)] == [0, 3]
 
 
-def test_a_table_never_outgrows_a_release() -> None:
-    """A chain with hundreds of good cuts keeps those that matter, the best one and all-local among them."""
+def test_a_table_is_thinned_to_the_release_limit() -> None:
+    """A chain with hundreds of good cuts keeps the most valuable ones, the best one and all-local among them."""
     layers = [
         {
             "name": f"l{i}",

@@ -1,4 +1,4 @@
-"""Calibration: a designed grid, timed in a child, fitted, written as a profile that predicts what it was made of."""
+"""Calibration: a designed grid, timed in a child process, fitted, and written as a profile that predicts its points."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def profile(times: CalibrationTimes) -> DeviceProfile:
     return calibrate.to_profile("mine", fit, times, load_profile("generic-x86"), 1)
 
 
-def test_the_grid_is_the_same_every_time_and_any_part_of_it_is_fair() -> None:
+def test_the_calibration_grid_is_deterministic_and_balanced() -> None:
     """Points are designed, not drawn; the first fifth holds every family that the whole holds but the smallest."""
     assert operator_grid.grid() == GRID
     families = {operator_grid.point_work(point).family for point in GRID}
@@ -68,7 +68,7 @@ def test_the_grid_is_the_same_every_time_and_any_part_of_it_is_fair() -> None:
     assert "" not in families
 
 
-def test_every_kind_of_point_is_a_model_that_runs() -> None:
+def test_every_kind_of_grid_point_is_a_runnable_model() -> None:
     """One point per operator type, with two copies, loads and runs without optimisation."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -80,8 +80,8 @@ def test_every_kind_of_point_is_a_model_that_runs() -> None:
         assert len(session.get_outputs()) == 1
 
 
-def test_a_calibrated_profile_predicts_what_it_was_made_of(profile: DeviceProfile) -> None:
-    """Operators of the grid that were held back come out within a third, most within a tenth."""
+def test_a_calibrated_profile_predicts_held_back_operators(profile: DeviceProfile) -> None:
+    """Operators of the grid that were held back are predicted within a third, most within a tenth."""
     held = [operator_grid.point_work(point) for point in GRID[600:]]
     graph = _graph(held)
     predicted = predict_intervals(graph, profile)
@@ -94,15 +94,16 @@ def test_a_calibrated_profile_predicts_what_it_was_made_of(profile: DeviceProfil
     assert errors[len(errors) // 2] < 0.1 and errors[int(0.95 * len(errors))] < 0.35
 
 
-def test_networks_correct_the_sum_over_operators(profile: DeviceProfile) -> None:
-    """What whole networks take longer than the sum is found, whatever a second, disturbed visit said."""
+def test_whole_networks_correct_the_sum_over_operators(profile: DeviceProfile) -> None:
+    """The factor between a whole network and the sum of its operators is found in spite of a second, disturbed
+    measurement."""
     assert profile.fit is not None
     assert profile.fit.correction == pytest.approx(SLOWER, rel=0.05)
     assert profile.fit.run_s == pytest.approx(4e-6)
 
 
-def test_weights_that_no_cache_keeps_are_found() -> None:
-    """Networks beyond 8 MiB cost a nanosecond a byte more: size and price come out."""
+def test_the_cost_of_uncached_weights_is_found() -> None:
+    """Networks beyond 8 MiB cost a nanosecond a byte more: size and price are found."""
     size = [2.0**power for power in range(16, 27)]
     networks = [NetworkTime(1.1e-3 + (1e-9 * one if one > 8 << 20 else 0.0), 1e-3, one, 1.0) for one in size]
     found = fit_networks(networks)
@@ -113,7 +114,7 @@ def test_weights_that_no_cache_keeps_are_found() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_profile_survives_its_file(profile: DeviceProfile, as_json: bool) -> None:
+def test_a_profile_round_trips_through_its_file(profile: DeviceProfile, as_json: bool) -> None:
     """As YAML and as JSON, number by number."""
     assert parse_profile(profile_text(profile, as_json), "mine") == profile
 
@@ -121,17 +122,17 @@ def test_a_profile_survives_its_file(profile: DeviceProfile, as_json: bool) -> N
 def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> None:
     """Of a fit as of rates; and a slice of many operators is known better than one operator."""
     graph = _graph([operator_grid.point_work(point) for point in GRID[::40]])
-    for one in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
-        for prediction in predict_intervals(graph, one).values():
+    for device_profile in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
+        for prediction in predict_intervals(graph, device_profile).values():
             assert 0 <= prediction.low_s <= prediction.seconds <= prediction.high_s
     predictor = Predictor(profile)
     together = predictor.predict_sum(graph.layers)
     alone = [predictor.predict_sum((layer,)) for layer in graph.layers]
-    assert together.high_s / together.seconds < max(one.high_s / max(one.seconds, 1e-12) for one in alone)
+    assert together.high_s / together.seconds < max(item.high_s / max(item.seconds, 1e-12) for item in alone)
 
 
-def test_an_operator_without_a_family_goes_by_its_class(profile: DeviceProfile) -> None:
-    """TFLite's operators and strangers are predicted from their operations and bytes, in proportion."""
+def test_an_operator_without_a_family_is_predicted_by_its_class(profile: DeviceProfile) -> None:
+    """TFLite's operators and unknown ones are predicted from their operations and bytes, in proportion."""
     small, large = OperatorWork("conv", 1e6, 1e5), OperatorWork("conv", 1e8, 1e7)
     predicted = predict_intervals(_graph([small, large]), profile)
 
@@ -175,7 +176,7 @@ def test_a_slow_machine_was_fitted_by_its_widest_networks_alone() -> None:
     assert all(seconds > 0 for times in measured for seconds in times.seconds.values())
 
 
-def test_too_little_was_measured_is_said() -> None:
+def test_missing_networks_are_reported() -> None:
     """Without networks there is nothing to check the sum with."""
     few = CalibrationTimes()
     few.add(BatchTimes(batches=1, whole=False, empty_s=1e-6, tensor_s=0.0, seconds={0: 1e-3, 1: 1e-3}))
@@ -197,8 +198,8 @@ def test_too_little_was_measured_is_said() -> None:
         (["--minutes", "nan"], "minute"),
     ],
 )
-def test_a_wrong_call_fails_before_it_measures(arguments: list[str], said: str) -> None:
-    """Names, files and minutes are looked at first."""
+def test_invalid_arguments_fail_before_measuring(arguments: list[str], said: str) -> None:
+    """Names, files and minutes are checked first."""
     result = CliRunner().invoke(cli, ["calibrate", *arguments])
 
     assert said in (str(result.exception) if isinstance(result.exception, UsageError) else result.output)

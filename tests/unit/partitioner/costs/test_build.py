@@ -1,4 +1,4 @@
-"""The costs table: every layer and tensor is in it, device figures are predicted or measured, and it survives JSON."""
+"""The costs table: complete for every layer and tensor, predicted or measured, and written as JSON without loss."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_every_layer_has_seconds_on_both_tiers() -> None:
     assert made.idle_watts == {"device": PI.idle_watts.value}
 
 
-def test_what_was_measured_on_the_device_counts_more_than_what_was_predicted() -> None:
-    """Measured device seconds replace predicted ones, layer by layer, and the basis says so."""
+def test_measured_device_seconds_override_predicted_ones() -> None:
+    """Layer by layer, and the basis records it."""
     made = costs(device_s={"conv": 0.5})
 
     assert made.layers[1].seconds["device"] == 0.5
@@ -74,8 +74,8 @@ def test_what_was_measured_on_the_device_counts_more_than_what_was_predicted() -
     assert made.basis["device"].startswith("measured") and costs().basis["device"].startswith("predicted")
 
 
-def test_tensors_weigh_what_was_measured_and_else_what_is_declared() -> None:
-    """Samples' sizes come first, declared sizes stand in, and what shows the raw picture is known."""
+def test_tensor_sizes_are_measured_or_else_declared() -> None:
+    """Samples' sizes come first, declared sizes are the fallback, and tensors that show the raw picture are marked."""
     made = costs()
 
     assert made.inputs["frame"].bytes == 7_000
@@ -95,27 +95,28 @@ def test_codec_seconds_are_scaled_to_the_device() -> None:
 
 
 @pytest.mark.parametrize("name", ["jetson-nano", "generic-x86", "raspberrypi4"])
-def test_costs_for_one_device_become_costs_for_another(name: str) -> None:
-    """What was measured here stays, what was predicted or scaled is made anew: as if that device had been asked for."""
+def test_costs_are_converted_to_another_device(name: str) -> None:
+    """Measured values stay, predicted and scaled ones are computed again: the result equals costs built for that
+    device."""
     other = load_profile(name)
 
     assert costs_for_device(costs(), GRAPH, other) == costs(profile=other)
 
 
-def test_a_layer_is_called_by_its_main_operator() -> None:
-    """The operator with the most to compute names the layer's class; a layer without any has none."""
+def test_a_layer_class_is_its_heaviest_operator() -> None:
+    """The operator with the most operations names the layer's class; a layer without any has none."""
     assert [layer.operator for layer in costs().layers] == ["input", "conv", "gemm"]
     assert main_operator(Layer("empty", (), (), (), (), 0, ())) == ""
 
 
-def test_layers_that_were_not_measured_are_named() -> None:
+def test_unmeasured_layers_are_an_error() -> None:
     """Cloud seconds for only some layers are an error that names one of the others."""
     with pytest.raises(UsageError, match="no cloud seconds for 1 layers, 'fc'"):
         costs(cloud_s={"input": 0.0, "conv": 0.0})
 
 
-def test_costs_survive_their_file_format() -> None:
-    """What is built can be written as a costs file and read back the same."""
+def test_costs_round_trip_through_their_file() -> None:
+    """Costs that were built can be written as a costs file and read back the same."""
     made = costs()
 
     assert load_costs(msgspec.json.decode(msgspec.json.encode(made))) == made

@@ -1,4 +1,4 @@
-"""What Triton and KServe are given, as they read it; and addresses of servers that are not ours."""
+"""Files for Triton and KServe, checked by their schemas; and addresses of foreign servers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def tensor(name: str, *shape: int, datatype: str = "FP32") -> dict[str, Any]:
 
 
 @given(NAMES, NAMES, st.lists(st.integers(-1, 4096).filter(bool), min_size=1, max_size=6))
-def test_the_configuration_is_what_triton_reads(name: str, end: str, shape: list[int]) -> None:
-    """Parsed by Triton's schema: any name survives, shapes stand whole, and batching is off."""
+def test_the_triton_configuration_matches_its_schema(name: str, end: str, shape: list[int]) -> None:
+    """Parsed by Triton's schema: any name is escaped, shapes are complete, and batching is off."""
     text = triton_config(name, [tensor(end, *shape)], [tensor("y", 1, datatype="INT64")], instances=3)
     config = text_format.Parse(text, SCHEMA.ModelConfig())
     assert (config.name, config.backend, config.max_batch_size) == (name, "onnxruntime", 0)
-    assert [(one.name, list(one.dims), one.data_type) for one in config.input] == [(end, shape, SCHEMA.TYPE_FP32)]
+    assert [(tensor.name, list(tensor.dims), tensor.data_type) for tensor in config.input] == [
+        (end, shape, SCHEMA.TYPE_FP32)
+    ]
     assert config.output[0].data_type == SCHEMA.TYPE_INT64
-    assert [(one.kind, one.count) for one in config.instance_group] == [(SCHEMA.ModelInstanceGroup.KIND_CPU, 3)]
+    assert [(group.kind, group.count) for group in config.instance_group] == [(SCHEMA.ModelInstanceGroup.KIND_CPU, 3)]
 
 
 @pytest.mark.parametrize("kind", ["BOOL", "UINT8", "UINT64", "INT8", "INT64", "FP16", "FP32", "FP64"])
-def test_every_type_that_crosses_a_cut_has_tritons_name(kind: str) -> None:
-    """`TYPE_` and the protocol's own name."""
+def test_every_tensor_type_has_a_triton_name(kind: str) -> None:
+    """As `TYPE_…` and as the protocol's own name."""
     text_format.Parse(triton_config("m", [tensor("x", 1, datatype=kind)], []), SCHEMA.ModelConfig())
 
 
@@ -57,18 +59,18 @@ def test_a_number_without_dimensions_is_refused() -> None:
         triton_config("m", [tensor("x")], [])
 
 
-def test_a_repository_is_laid_out_and_can_be_written_again(tmp_path: Path) -> None:
+def test_writing_a_model_repository_is_repeatable(tmp_path: Path) -> None:
     """The same release twice, and another beside it."""
     for model in (b"one", b"one again"):
         home = write_model(tmp_path, f"{RELEASE}.pi4.cut-1", "config", model)
     assert (home / "1" / "model.onnx").read_bytes() == b"one again"
     assert (home / "config.pbtxt").read_text() == "config"
-    assert [one.name for one in tmp_path.iterdir()] == [f"{RELEASE}.pi4.cut-1"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{RELEASE}.pi4.cut-1"]
 
 
 @pytest.mark.parametrize("model", ["digits@1", "Weird__Name@12", "8ball@3", "x" * 80 + "@1", "-.-@1"])
-def test_the_kserve_manifest_names_the_release_by_a_name_that_kubernetes_takes(model: str) -> None:
-    """A label of a host name, with the release's digest in it; protocol version 2, Triton's runtime, the storage."""
+def test_the_kserve_manifest_uses_a_valid_kubernetes_name(model: str) -> None:
+    """A host name label with the release's digest in it; protocol version 2, Triton's runtime, the storage."""
     manifest = yaml.safe_load(inference_service(RELEASE, model, "s3://bucket/models", namespace="edge"))
     name = manifest["metadata"]["name"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 50 and name.endswith(RELEASE[:12])
@@ -79,8 +81,8 @@ def test_the_kserve_manifest_names_the_release_by_a_name_that_kubernetes_takes(m
     assert service_name(model, RELEASE) != service_name(model, "cd" * 32)
 
 
-def test_storage_that_is_no_uri_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    """KServe would look for it for a long time."""
+def test_storage_that_is_no_uri_is_refused_first(tmp_path: Path) -> None:
+    """Before any request: KServe would retry it for a long time."""
     words = ["export", "kserve", "m", "--out", str(tmp_path / "o"), "--storage", "/models"]
     done = CliRunner().invoke(cli, words, obj=tmp_path)
     assert isinstance(done.exception, UsageError) and "s3://" in str(done.exception)
@@ -90,8 +92,8 @@ def half(device_class: str, row: str, refusal: str = "") -> dict[str, Any]:
     return {"device_class": device_class, "row": row, "refusal": refusal}
 
 
-def test_the_halves_that_can_be_exported_are_chosen() -> None:
-    """All that can be, or the one that was named; nothing to choose says why."""
+def test_exportable_remote_halves_are_selected() -> None:
+    """All exportable ones, or the one that was named; where there is none the error gives the reason."""
     some = [half("pi4", "remote", "it sends a picture"), half("pi4", "cut-1"), half("nano", "cut-1")]
     assert select_halves(some, "", "") == some[1:]
     assert select_halves(some, "pi4", "") == [some[1]]
@@ -114,8 +116,8 @@ def test_the_halves_that_can_be_exported_are_chosen() -> None:
         ("triton://[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_addresses(text: str, url: str) -> None:
-    """Triton's port where none is given; a path is what stands before /v2."""
+def test_server_addresses_are_parsed(text: str, url: str) -> None:
+    """Triton's port is the default; a path becomes the prefix of /v2."""
     server = ForeignServer.parse(text)
     assert (server.url, server.tls) == (url, text.startswith("https"))
     assert server.accepts_gzip == text.startswith("triton")
@@ -126,22 +128,22 @@ def test_addresses(text: str, url: str) -> None:
     ["", "gpu:8000", "grpc://gpu", "triton://", "http://u:p@gpu", "http://gpu?x=1", "http://gpu#x", "http://gpu:99999",
      "http://gpu:0", "http://g pu", "http://" + "x" * 600, "http://gp\nu", "http://[::1", "https://ü.example"],
 )  # fmt: skip
-def test_what_is_no_address_says_what_would_be(text: str) -> None:
+def test_an_invalid_server_address_is_refused_with_the_syntax(text: str) -> None:
     """Secrets, other protocols, nonsense."""
     with pytest.raises(UsageError, match=r"triton://HOST"):
         ForeignServer.parse(text)
 
 
-def test_a_manifest_with_a_spoiled_address_is_none() -> None:
-    """Whoever reads it refuses it; a good one is kept."""
+def test_a_manifest_with_an_invalid_address_is_malformed() -> None:
+    """A valid address is kept."""
     one = made("chain", [tiny.prepared("chain").graph.layers[0].name]).with_plan(offload="triton://gpu")
     assert decode_manifest(encode_manifest(one.manifest)).plans[CLASS].offload == "triton://gpu"
     with pytest.raises(MalformedMessage, match="not the address"):
         decode_manifest(one.with_plan(offload="file:///etc").raw)
 
 
-def test_the_planner_sends_nowhere_else_than_the_base_does() -> None:
-    """A thief of its key who names a server of his own, or drops the one that was signed for, is refused."""
+def test_a_recut_keeps_the_server_address_of_its_base() -> None:
+    """A stolen planner key cannot add another server, nor drop the signed one."""
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
     base = made("chain", layers[:2]).with_plan(offload="triton://gpu")
     recut = made("chain", layers[:4], recut_of=base.digest)
@@ -170,12 +172,12 @@ def costs() -> Costs:
     )
 
 
-def test_for_a_foreign_server_pictures_are_decoded_on_the_device_and_nothing_is_sent_by_zstd() -> None:
-    """Triton is sent gzip, at gzip's price; others nothing compressed. Lossy codecs stay: the export undoes them."""
+def test_foreign_servers_get_decoded_pictures_and_no_zstd() -> None:
+    """Triton gets gzip, at gzip's price; others get nothing compressed. Lossy codecs stay: the export undoes them."""
     triton = costs_for_foreign_server(costs(), ForeignServer.parse("triton://gpu"))
     other = costs_for_foreign_server(costs(), ForeignServer.parse("https://gpu"))
-    for one in (triton, other):
-        assert one.layers[0].tiers == ("device",) and one.layers[1].tiers == ()
+    for server in (triton, other):
+        assert server.layers[0].tiers == ("device",) and server.layers[1].tiers == ()
     assert set(other.layers[0].writes["x"].codecs) == {"int8"}
     zstd, gzip = costs().layers[0].writes["x"].codecs, triton.layers[0].writes["x"].codecs
     assert gzip["int8"] == zstd["int8"]
@@ -186,22 +188,22 @@ def test_for_a_foreign_server_pictures_are_decoded_on_the_device_and_nothing_is_
     assert gzip["int8+zstd"].encode_s["device"] == pytest.approx(0.001 + 5.1 * 0.002)
 
 
-def test_a_model_that_foreign_servers_do_not_run_is_refused_before_it_is_released() -> None:
-    """And the refusal says what would do."""
+def test_a_model_unsupported_by_foreign_servers_is_not_released() -> None:
+    """The refusal names an alternative."""
     check_servable("digits@1", "onnx")
     with pytest.raises(ModelRefused, match=r"digits@1 is TFLITE.*push it so"):
         check_servable("digits@1", "tflite")
 
 
-def test_all_in_the_cloud_means_all_but_the_decoding_of_pictures() -> None:
-    """Which a foreign server does not do."""
+def test_all_remote_on_a_foreign_server_still_decodes_locally() -> None:
+    """A foreign server does not decode pictures."""
     assert adapt_limits({"force": "cloud", "keep_first": 1}, costs()) == {"force_after": "input", "keep_first": 1}
     assert adapt_limits({"force": "device"}, costs()) == {"force": "device"}
 
 
 @given(st.one_of(st.text(max_size=60), st.text(max_size=40).map("http://{}".format)))
-def test_any_text_is_an_address_or_refused(text: str) -> None:
-    """An address comes in a signed manifest and from a command line; what is taken can be asked for again."""
+def test_any_text_is_a_valid_address_or_refused(text: str) -> None:
+    """An address comes in a signed manifest and from a command line; an accepted one round-trips."""
     try:
         server = ForeignServer.parse(text)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Costs as they were measured at work: what counts in the next plan, and what is noise."""
+"""Costs from telemetry: what changes the next plan, and what is noise."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def device_s(measured: FieldMeasurements) -> dict[str, float]:
     return {layer.name: layer.seconds["device"] for layer in made.layers}
 
 
-def test_the_layers_of_a_slice_share_what_it_took_and_others_take_the_factor_of_all() -> None:
-    """Proportions inside a slice stay; a layer of which nothing is known is as much off as those that are."""
+def test_slice_seconds_are_distributed_over_their_layers() -> None:
+    """Proportions inside a slice stay; a layer without measurements is scaled by the factor of all measured ones."""
     seen = FieldMeasurements(
         link=LINK, device=(SliceMeasurement(("body", "neck"), 0.052), SliceMeasurement(("head",), 0.004)), devices=5
     )
@@ -38,16 +38,16 @@ def test_the_layers_of_a_slice_share_what_it_took_and_others_take_the_factor_of_
     assert made.basis["device"] == "measured: at work, on 5 of pi" and "device" not in made.intervals
 
 
-def test_a_twentieth_is_noise() -> None:
-    """What was measured as it was believed is believed as it was, to the bit."""
+def test_deviations_of_a_twentieth_are_noise() -> None:
+    """Costs that were measured as planned stay the same, to the bit."""
     seen = FieldMeasurements(
         link=LINK, device=tuple(SliceMeasurement((name,), s * 1.05) for name, s in DEVICE_S.items())
     )
     assert device_s(seen) == DEVICE_S
 
 
-def test_what_cannot_be_a_measurement_is_bounded() -> None:
-    """A class that agrees on nonsense moves a layer by a factor of fifty and no further; a slice of another model by
+def test_implausible_measurements_are_bounded() -> None:
+    """A class that agrees on nonsense changes a layer by a factor of fifty at most; a slice of another model changes
     nothing."""
     found = device_s(
         FieldMeasurements(link=LINK, device=(SliceMeasurement(("stem",), 1e6), SliceMeasurement(("nobody",), 1.0)))
@@ -56,16 +56,16 @@ def test_what_cannot_be_a_measurement_is_bounded() -> None:
     assert all(seconds <= DEVICE_S[name] * MAX_FACTOR for name, seconds in found.items())
 
 
-def test_the_servers_seconds_are_those_of_all_rows_together() -> None:
-    """Rows share layers on the server, so one factor is found for all of them."""
+def test_one_server_factor_is_estimated_over_all_rows() -> None:
+    """Rows share layers on the server."""
     rows = (SliceMeasurement(("body", "neck", "head"), 0.0112), SliceMeasurement(("head",), 0.0008))
     made = with_measurements(costs_of(), FieldMeasurements(link=LINK, remote=rows))
     assert made.layers[1].seconds["cloud"] == pytest.approx(0.002 * 0.012 / 0.003)
     assert made.layers[1].seconds["device"] == 0.02 and made.basis["device"] == "predicted: a profile"
 
 
-def test_only_what_is_encoded_weighs_otherwise_than_believed() -> None:
-    """A raw tensor's size is known; a compressed one's and a picture's is what they weighed on the way."""
+def test_only_encoded_tensors_get_measured_sizes() -> None:
+    """A raw tensor's size is known; a compressed one's and a picture's is what was sent."""
     costs = costs_of()
     packed = TensorCost(bytes=60_000, codecs={"raw+zstd": CodecCost(bytes=30_000)})
     layers = list(costs.layers)
@@ -90,8 +90,8 @@ def test_only_what_is_encoded_weighs_otherwise_than_believed() -> None:
     assert made.layers[2].writes["neck.out"].bytes == 12_000
 
 
-def test_what_differs_by_noise_is_alike() -> None:
-    """A twentieth here and there; a fifth of anything, or another slice, is not."""
+def test_costs_that_differ_by_noise_are_similar() -> None:
+    """A twentieth here and there; a fifth of anything, or another slice, is a difference."""
     one = FieldMeasurements(
         link=LINK, device=(SliceMeasurement(("stem",), 0.1),), sent=(TransferMeasurement(("x",), {}, True, 500.0),)
     )
@@ -109,8 +109,8 @@ def test_what_differs_by_noise_is_alike() -> None:
         assert not is_within_noise(one, other) and not is_within_noise(other, one)
 
 
-def test_what_was_measured_survives_the_database() -> None:
-    """A proposal is planned again with exactly what it was made with."""
+def test_measurements_round_trip_through_the_database() -> None:
+    """A proposal is planned again with exactly the measurements it was made with."""
     seen = FieldMeasurements(
         link=LINK,
         device=(SliceMeasurement(("stem",), 0.1),),

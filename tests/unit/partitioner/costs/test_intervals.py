@@ -1,4 +1,4 @@
-"""Intervals of predicted seconds: from the profile to the plan that people read."""
+"""Intervals of predicted seconds: from the profile to the printed plan."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def costs_of(**given: Any) -> Costs:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_costs_say_of_a_cut_what_the_predictor_says_of_its_layers(count: int) -> None:
-    """The two figures that costs carry are enough: no profile is needed to know how sure a cut's seconds are."""
+def test_costs_give_the_predictors_interval_for_a_cut(count: int) -> None:
+    """The two figures that costs carry are enough: no profile is needed for the interval of a cut's seconds."""
     found = tier_interval(costs_of(), "device", {layer.name for layer in LAYERS[:count]})
     told = Predictor(PI).predict_sum(LAYERS[:count])
 
@@ -44,8 +44,8 @@ def test_costs_say_of_a_cut_what_the_predictor_says_of_its_layers(count: int) ->
     assert found.coverage == PI.error.coverage
 
 
-def test_own_errors_of_layers_partly_cancel_and_the_shared_one_does_not() -> None:
-    """Two like layers, each off by 2 of its own: together by less, but never by less than whole networks are."""
+def test_independent_layer_errors_partly_cancel_and_shared_ones_do_not() -> None:
+    """Two like layers, each off by a factor of 2: together by less, but never by less than whole networks are."""
     layers = [
         {"name": name, "reads": [read], "writes": {wrote: {"bytes": 1}}, "seconds": {"device": 1.0, "cloud": 0.1}}
         | {"between": {"device": [0.5, 2.0]}}
@@ -65,7 +65,7 @@ def test_own_errors_of_layers_partly_cancel_and_the_shared_one_does_not() -> Non
 def test_a_plan_states_its_interval_and_each_candidates() -> None:
     """In JSON and for people; what runs in the measured cloud alone has none."""
     made = describe(costs_of(), LINKS)
-    by_name = {one["name"]: one for one in made["candidates"]}
+    by_name = {candidate["name"]: candidate for candidate in made["candidates"]}
 
     assert by_name["remote"]["between"] is None
     local = by_name["local"]
@@ -74,21 +74,21 @@ def test_a_plan_states_its_interval_and_each_candidates() -> None:
     assert made["between"] == best["between"]
 
 
-def test_errors_of_two_predicted_tiers_are_added_as_independent_ones() -> None:
-    """A gateway is predicted too: the plan is less sure than by either alone, and surer than by their sum."""
+def test_errors_of_two_predicted_tiers_add_as_independent() -> None:
+    """A gateway is predicted too: the plan's interval is wider than by either alone, and narrower than by their sum."""
     costs = with_tier(costs_of(), GRAPH, "edge", load_profile("jetson-nano"))
     links = {"device-edge": LINKS["device-cloud"], "edge-cloud": LINKS["device-cloud"]}
     made = plan(costs, links, limits={"keep_first": 1})
     found = [tier_interval(costs, tier, names) for tier, names in made.cut.items()]
-    known = [one for one in found if one is not None]
+    known = [item for item in found if item is not None]
     between = row_interval(costs, made.tiers, made.row, made.seconds)
 
     assert between == made.between and between is not None
     above = between.high_s - made.seconds
-    assert above <= sum(one.high_s for one in known)
+    assert above <= sum(item.high_s for item in known)
 
 
-def test_a_tflite_model_was_believed_as_sure_as_the_onnxruntime_figures() -> None:
+def test_a_tflite_model_got_the_interval_of_onnxruntime_figures() -> None:
     """LiteRT took a fifth of the prediction where the plan said four fifths at least."""
     costs = costs_of(profile=load_profile("generic-x86"), model_format="tflite")
 
@@ -98,7 +98,7 @@ def test_a_tflite_model_was_believed_as_sure_as_the_onnxruntime_figures() -> Non
 
 
 def test_a_measured_tier_has_no_interval() -> None:
-    """Measured on such a device, or corrected by slices measured whole: what was predicted counts no more."""
+    """Measured on such a device, or corrected by slices measured whole: the prediction does not count any more."""
     measured = costs_of(device_s={layer.name: 0.02 for layer in LAYERS})
 
     assert not measured.intervals and not any(layer.between for layer in measured.layers)
@@ -115,8 +115,8 @@ def test_a_measured_tier_has_no_interval() -> None:
         {"between": {"moon": [0.0, 1.0]}},
     ],
 )
-def test_an_interval_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    """A costs file may be anybody's."""
+def test_an_invalid_interval_is_refused(changes: dict[str, Any]) -> None:
+    """A costs file may come from anywhere."""
     fields = msgspec.to_builtins(costs_of())
     place = fields["layers"][0] if "between" in changes else fields
     place.update(changes)
@@ -125,7 +125,7 @@ def test_an_interval_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
         load_costs(fields)
 
 
-def test_intervals_travel_in_a_costs_file(tmp_path: Path) -> None:
+def test_intervals_round_trip_through_a_costs_file(tmp_path: Path) -> None:
     """Written and read again they are the same."""
     file = tmp_path / "costs.json"
     file.write_bytes(msgspec.json.encode(costs_of()))

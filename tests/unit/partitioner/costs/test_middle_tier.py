@@ -1,4 +1,4 @@
-"""A tier between device and cloud: priced from its profile, asked for by name, planned exactly."""
+"""A tier between device and cloud: priced from its profile, selected by name, planned exactly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_gateway_is_priced_by_its_profile() -> None:
     assert costs.basis["edge"].startswith("predicted: device profile jetson-nano")
 
 
-def test_several_tiers_stand_in_the_order_in_which_they_were_added() -> None:
+def test_middle_tiers_keep_their_order() -> None:
     """From the device outwards; each with a link of its own in the plan."""
     graph = tiny.prepared("chain").graph
     near = with_tier(costs_of(), graph, "edge", load_profile("raspberrypi4"))
@@ -53,7 +53,7 @@ def test_several_tiers_stand_in_the_order_in_which_they_were_added() -> None:
     assert made.certificate.gap < 1e-9
 
 
-def test_a_tier_has_a_name_of_its_own() -> None:
-    """One that is there already is refused."""
+def test_tier_names_are_unique() -> None:
+    """A second tier of the same name is refused."""
     with pytest.raises(UsageError, match="there already"):
         with_tier(costs_of(), tiny.prepared("chain").graph, "cloud", load_profile("raspberrypi4"))

@@ -1,4 +1,4 @@
-"""What a costs file may say, and that everything else is refused with the place that is wrong."""
+"""The costs file: its fields, and refusals that name the wrong place."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", NUMBERS, ids=lambda path: ".".join(map(str, path)))
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, -0.5, "0.1", None, [], True, 10**30, 10**400])
-def test_no_number_that_is_none_is_taken(path: tuple[Any, ...], value: Any) -> None:
-    """Not in a mapping, where NaN once passed for seconds of encoding, and not in a file; the layer is named."""
+def test_non_finite_numbers_are_refused(path: tuple[Any, ...], value: Any) -> None:
+    """Neither from a mapping, where NaN once passed for seconds of encoding, nor from a file; the layer is named."""
     costs = changed(path, value)
     named = {"inputs": "'i'", "layers": "'a'|'x'", "idle_watts": "idle_watts"}[path[0]]
     with pytest.raises(UsageError, match=named):
         load_costs(costs)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    """What was measured with numpy plans the same: costs, rates and limits."""
+def test_numpy_numbers_are_accepted() -> None:
+    """Measurements made with numpy plan the same: costs, rates and limits."""
     costs = changed(("layers", 0, "seconds"), {"device": np.float64(0.1), "cloud": np.float32(0.01)})
     costs["inputs"]["i"]["bytes"] = np.int64(100)
     link = {"up_bytes_per_s": np.array([1e3, 2e3]), "down_bytes_per_s": np.float64(1e3), "rtt_s": 0}
@@ -99,14 +99,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (("layers", 0, "writes", "x", "codecs"), {"raw+zstd": {"bytes": 1, "loss": 0.5}}, "lossless"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(path: tuple[Any, ...], value: Any, says: str) -> None:
-    """Typos are answered with what was meant; none is taken in silence."""
+def test_an_error_names_its_field_and_a_suggestion(path: tuple[Any, ...], value: Any, says: str) -> None:
+    """Typos suggest the likely name; none is silently ignored."""
     with pytest.raises(UsageError, match=says):
         load_costs(changed(path, value))
 
 
-def test_a_field_that_nobody_knows_is_ignored() -> None:
-    """Later versions may say more."""
+def test_unknown_fields_are_ignored() -> None:
+    """Later versions may add fields."""
     assert load_costs(changed(("layers", 0, "comment"), "first")) == load_costs(GOOD)
 
 
@@ -115,8 +115,8 @@ def test_a_field_that_nobody_knows_is_ignored() -> None:
     [b"", b"null", b"[" * 10**6, b'{"a":' * 10**5, b'{"model":"\xff"}', json.dumps(GOOD).encode("utf-16"), b"{}x"],
     ids=["empty", "null", "nested lists", "nested objects", "not UTF-8", "UTF-16", "more behind it"],
 )
-def test_a_file_that_is_no_costs_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    """With our error, whatever is in it."""
+def test_an_invalid_costs_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    """With an error of the SDK, whatever is in it."""
     path = tmp_path / "costs.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="costs"):
@@ -124,8 +124,8 @@ def test_a_file_that_is_no_costs_file_is_refused(tmp_path: Path, content: bytes)
 
 
 @pytest.mark.parametrize("source", [None, 3, [], b"{}", "a\0b"])
-def test_what_is_neither_path_nor_mapping_is_refused(source: Any) -> None:
-    """Not with a traceback of the standard library."""
+def test_costs_must_be_a_path_or_a_mapping(source: Any) -> None:
+    """Any other type is an error of the SDK, with no traceback of the standard library."""
     with pytest.raises(UsageError, match="costs"):
         load_costs(source)
 
@@ -146,14 +146,14 @@ def test_what_is_neither_path_nor_mapping_is_refused(source: Any) -> None:
         lambda costs: plan(GOOD, LINKS),
     ],
 )
-def test_a_question_that_is_none_is_refused(ask: Callable[[Any], Any]) -> None:
-    """Objectives, limits, codecs and links of the wrong kind are the caller's mistake, and told so."""
+def test_planning_arguments_of_wrong_type_are_refused(ask: Callable[[Any], Any]) -> None:
+    """Objectives, limits, codecs and links of the wrong type are usage errors."""
     with pytest.raises(UsageError):
         ask(load_costs(GOOD))
 
 
-def test_a_codec_of_the_files_own_counts_where_loss_is_allowed() -> None:
-    """Any name that is no slip of one of ours; never without an allowance."""
+def test_a_custom_codec_counts_where_loss_is_allowed() -> None:
+    """Any name that is no typo of a known one; never without an allowance."""
     link = {"device-cloud": {"up_bytes_per_s": 1e3, "down_bytes_per_s": 1e3, "rtt_s": 0.0}}
     own = {"int4+zstd": {"bytes": 1, "loss": 0.01}}
     costs = load_costs(changed(("layers", 0, "writes", "x", "codecs"), own))

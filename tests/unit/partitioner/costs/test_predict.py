@@ -29,14 +29,14 @@ def without_overhead(profile: DeviceProfile) -> DeviceProfile:
     return msgspec.structs.replace(profile, operator_overhead_s=overhead)
 
 
-def test_a_convolution_is_bound_by_its_arithmetic() -> None:
-    """A dense convolution takes its operations by the dense rate, slowed by the runtime's factor."""
+def test_a_dense_convolution_is_compute_bound() -> None:
+    """It takes its operations by the dense rate, slowed by the runtime's factor."""
     expected = 1e9 * PI.runtime_factor.value / PI.rates.dense_conv_flops_per_s.value
 
     assert roofline_s(OperatorWork("conv", 1e9, 1e6), PI) == pytest.approx(expected + PI.operator_overhead_s.value)
 
 
-def test_a_product_of_one_row_is_bound_by_its_weights() -> None:
+def test_a_matrix_product_of_one_row_is_memory_bound() -> None:
     """AlexNet's fc6 takes as long as its 151 MB take to be read."""
     fc6 = OperatorWork("gemm", 2 * 9216 * 4096, 4.0 * 9216 * 4096)
 
@@ -69,7 +69,7 @@ def test_an_addition_before_the_convolution_is_not_fused() -> None:
     assert Predictor(PI).layer_s(layer(add, conv)) == pytest.approx(roofline_s(add, PI) + roofline_s(conv, PI))
 
 
-def test_the_input_layer_decodes_and_then_scales() -> None:
+def test_the_input_layer_is_decoding_plus_resizing() -> None:
     """Decoding goes by pixels and resizing by bytes, one after the other."""
     expected = 307_200 / PI.rates.jpeg_pixels_per_s.value + 1e6 / PI.rates.memory_bytes_per_s.value
 
@@ -106,7 +106,7 @@ NCNN_MS = {
 
 
 @pytest.mark.parametrize("name", list(NCNN_MS))
-def test_profiles_give_back_the_published_times_that_made_them(name: str) -> None:
+def test_shipped_profiles_reproduce_the_published_times(name: str) -> None:
     """With the runtime's factor out, each profile is within 35 % of the benchmark table it was derived from."""
     profile = load_profile(name)
     as_published = msgspec.structs.replace(

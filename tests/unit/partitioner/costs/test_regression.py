@@ -1,4 +1,4 @@
-"""Fits in log space: they give back what made them, and stay sensible beyond what was measured."""
+"""Fits in log space: they reproduce their points, and extrapolate sensibly."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ def points(count: int, seed: int = 1) -> list[tuple[float, float, float]]:
 def fit() -> OperatorFit:
     """Of 80 points of the law."""
     sizes = points(80)
-    return fit_family("gemm", sizes, [law(*one) for one in sizes])
+    return fit_family("gemm", sizes, [law(*point) for point in sizes])
 
 
-def test_a_fit_predicts_points_that_it_never_saw(fit: OperatorFit) -> None:
+def test_a_fit_predicts_unseen_points(fit: OperatorFit) -> None:
     """The median of points drawn anew is off by less than a tenth, the worst of 100 by less than half."""
     fitted = FamilyPredictor(fit, NAMES)
-    errors = sorted(abs(fitted.seconds(one) / law(*one) - 1) for one in points(100, seed=2))
+    errors = sorted(abs(fitted.seconds(point) / law(*point) - 1) for point in points(100, seed=2))
 
     assert errors[50] < 0.1 and errors[94] < 0.5
 
 
-def test_the_interval_is_that_of_points_left_out(fit: OperatorFit) -> None:
+def test_the_interval_covers_left_out_points(fit: OperatorFit) -> None:
     """Some nine in ten points drawn anew lie inside."""
     fitted = FamilyPredictor(fit, NAMES)
-    inside = [fit.low <= law(*one) / fitted.seconds(one) <= fit.high for one in points(200, seed=3)]
+    inside = [fit.low <= law(*point) / fitted.seconds(point) <= fit.high for point in points(200, seed=3)]
 
     assert 0.75 < sum(inside) / len(inside) <= 1.0 and fit.low < 1 < fit.high
 
 
-def test_the_same_points_give_the_same_numbers(fit: OperatorFit) -> None:
+def test_a_fit_is_deterministic(fit: OperatorFit) -> None:
     """Nothing in a fit is random."""
     sizes = points(80)
 
-    assert fit_family("gemm", sizes, [law(*one) for one in sizes]) == fit
+    assert fit_family("gemm", sizes, [law(*point) for point in sizes]) == fit
 
 
-def test_what_a_file_stores_predicts_the_same(fit: OperatorFit) -> None:
+def test_a_stored_fit_predicts_the_same(fit: OperatorFit) -> None:
     """Through JSON and back, digit by digit."""
     stored = msgspec.json.decode(msgspec.json.encode(fit), type=OperatorFit)
 
     assert FamilyPredictor(stored, NAMES).seconds((7, 700, 70)) == FamilyPredictor(fit, NAMES).seconds((7, 700, 70))
 
 
-def test_beyond_the_points_time_grows_with_the_work(fit: OperatorFit) -> None:
+def test_extrapolation_grows_with_the_work(fit: OperatorFit) -> None:
     """Twice the work beyond the largest size measured is twice the time; below the smallest one it falls no further."""
     fitted = FamilyPredictor(fit, NAMES)
     _, inner, columns = fit.highest
@@ -73,8 +73,8 @@ def test_beyond_the_points_time_grows_with_the_work(fit: OperatorFit) -> None:
     assert fitted.seconds((0, 0, 0)) == fitted.seconds(fit.lowest)
 
 
-def test_a_plane_has_no_points_and_still_the_trend() -> None:
-    """What serves operators without a family keeps the trend alone."""
+def test_a_plane_without_points_keeps_the_trend() -> None:
+    """Operators without a family are predicted by the trend alone."""
     sizes = [(10.0**power, 1.0) for power in range(2, 9)]
     fit = fit_plane("class:conv", sizes, [1e-9 * flops for flops, _ in sizes])
 
@@ -83,7 +83,7 @@ def test_a_plane_has_no_points_and_still_the_trend() -> None:
 
 
 def test_a_family_without_sizes_is_its_median() -> None:
-    """Operators that only hand a buffer on cost one time, whatever they hand on."""
+    """Operators that only pass a buffer on cost one time, whatever its size."""
     fit = fit_family("free", [(), (), ()], [1e-7, 2e-7, 9e-7])
 
     assert FamilyPredictor(fit, ()).seconds(()) == pytest.approx(2e-7)
@@ -103,8 +103,8 @@ def test_an_interval_always_holds_the_prediction() -> None:
 
 
 @pytest.mark.parametrize("trend", [(900.0,), (-900.0,), (1e308, 1e308)])
-def test_a_fit_that_went_astray_overflowed(trend: tuple[float, ...]) -> None:
-    """Seconds of a file that somebody made up are absurd, but they are numbers above nothing."""
+def test_an_absurd_fit_overflowed(trend: tuple[float, ...]) -> None:
+    """Seconds of a forged file are absurd, but positive finite numbers."""
     sizes = (1.0,) * (len(trend) - 1)
     made = OperatorFit(
         family="x", centre=sizes, scale=sizes, lowest=sizes, highest=sizes, trend=trend, low=0.5, high=2.0

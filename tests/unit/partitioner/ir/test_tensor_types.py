@@ -24,9 +24,7 @@ from edgesplit_partitioner.tflite_format.flatbuffer import schema
         ("BOOL", onnx.TensorProto.BOOL, "bool", schema.TensorType.BOOL),
     ],
 )
-def test_each_format_has_its_name_for_a_datatype(
-    datatype: str, onnx_type: int, ort_name: str, tflite_type: int
-) -> None:
+def test_each_format_has_its_datatype_names(datatype: str, onnx_type: int, ort_name: str, tflite_type: int) -> None:
     """The tables are derived from one; strings and 8-bit floats are in none."""
     assert nodes.DATATYPES[onnx_type] == ORT_DATATYPES[ort_name] == tflite_model.DATATYPES[tflite_type] == datatype
     assert nodes.ELEMENT_TYPES[datatype] == onnx_type
@@ -34,7 +32,7 @@ def test_each_format_has_its_name_for_a_datatype(
     assert onnx.TensorProto.STRING not in nodes.DATATYPES
 
 
-def test_noise_is_the_same_each_time_and_fits_every_type() -> None:
+def test_noise_is_deterministic_and_valid_for_every_type() -> None:
     """By seed; bytes take all values, whole numbers that may be lengths are 1, open lengths are 1."""
     specs = [TensorSpec("q", "INT8", (64,)), TensorSpec("n", "INT64", (2,)), TensorSpec("x", "FP16", (-1, 3))]
     made = noise(specs, 5)

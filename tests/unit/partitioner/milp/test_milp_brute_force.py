@@ -37,7 +37,7 @@ OBJECTIVES: tuple[str | dict[str, float], ...] = (
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_the_optimum_under_limits_is_that_of_trying_every_assignment(batch: int) -> None:
+def test_the_constrained_optimum_matches_brute_force(batch: int) -> None:
     """Value, limits, bound and ties; where nothing is possible, the conflict and the least relaxation of each limit."""
     start = int(os.environ["EDGESPLIT_SEED"])
     seeds = range(start + batch * INSTANCES // BATCHES, start + (batch + 1) * INSTANCES // BATCHES)
@@ -136,7 +136,7 @@ def check_together(
     label: str, instance: Instance, limits: Limits, trials: list[Trial], refused: LimitsInConflict
 ) -> None:
     """All that is named would do at once, each value is the least beside those before it, and none can be left out."""
-    aside = [one.name.partition("=")[0] for one in refused.together]
+    aside = [relaxation.name.partition("=")[0] for relaxation in refused.together]
     if not aside:
         return
     assert len(aside) > 1, label
@@ -170,20 +170,25 @@ def check_conflict(
         rest = [other for other in fields if other != name]
         assert any(keeps(trial, instance, limits, rest) for trial in trials), (label, fields, name)
     check_together(label, instance, limits, trials, refused.value)
-    for one in refused.value.relaxations:
-        name = one.name.partition("=")[0]
+    for relaxation in refused.value.relaxations:
+        name = relaxation.name.partition("=")[0]
         others = [trial for trial in trials if keeps(trial, instance, limits, asked - {name})]
-        assert refused.value.together or (one.name in str(refused.value) and one.text in str(refused.value)), label
+        assert refused.value.together or (
+            relaxation.name in str(refused.value) and relaxation.text in str(refused.value)
+        ), label
         if name in SUMS:
             least = min((trial.figure(name, limits.fallback) for trial in others), default=None)
-            assert one.least == (None if least is None else pytest.approx(least, rel=EXACT, abs=1e-12)), (label, name)
+            assert relaxation.least == (None if least is None else pytest.approx(least, rel=EXACT, abs=1e-12)), (
+                label,
+                name,
+            )
         elif name == "keep_first" and others:
             most = max(
                 count
                 for count in range(len(instance.costs.layers) + 1)
                 if any(max(trial.tier[:count], default=0) == 0 for trial in others)
             )
-            assert one.least == most, label
+            assert relaxation.least == most, label
 
 
 def test_the_rounding_of_a_sum_that_cancels_was_taken_for_its_size() -> None:

@@ -1,4 +1,4 @@
-"""Limits on sums, through `plan`: what they do to the cut and its table, and what is said when they cannot be kept."""
+"""Limits on sums, through `plan`: their effect on the cut and its table, and the refusal when they are infeasible."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_memory_moves_layers_away_unless_the_fallback_keeps_them() -> None:
     assert "fallback=cold or none" in str(refused.value)
 
 
-def test_memory_is_shown_with_its_fallback_counted() -> None:
+def test_memory_includes_the_warm_fallback() -> None:
     """Weights of the whole model where warm; the peak is frame and features while conv runs."""
     warm = plan(camera(), LINKS, limits={"memory_bytes": 1e6}).memory
     assert (warm.weight_bytes, warm.peak_bytes, warm.bytes) == (51_000, 39_000, 90_000)
@@ -63,8 +63,8 @@ def test_memory_is_shown_with_its_fallback_counted() -> None:
     assert none.to_builtins()["memory"] == {"weights": 0, "peak": 30_000, "bytes": 30_000}
 
 
-def test_a_deadline_nobody_keeps_is_refused_with_the_one_that_would_do() -> None:
-    """And a lossy codec makes an earlier one possible, once it is allowed."""
+def test_an_infeasible_deadline_is_refused_with_a_feasible_one() -> None:
+    """A lossy codec makes an earlier deadline possible, once it is allowed."""
     with pytest.raises(LimitsInConflict) as refused:
         device_layers(deadline_s=0.7)
     assert refused.value.conflict == ("deadline_s=0.7",)
@@ -74,8 +74,9 @@ def test_a_deadline_nobody_keeps_is_refused_with_the_one_that_would_do() -> None
 
 
 @pytest.mark.parametrize("tenths", range(10))
-def test_what_would_do_does_as_it_stands(tenths: int) -> None:
-    """Rounded to six digits it once fell short of the least, and the answer to its own advice was the same refusal."""
+def test_the_suggested_relaxation_is_feasible_as_printed(tenths: int) -> None:
+    """Rounded to six digits it once fell short of the least value, and following the suggestion gave the same
+    refusal."""
     seconds = 1.347990 + tenths * 1e-7
     ends: dict[str, Any] = {"model": "m", "tiers": ["device", "cloud"], "inputs": {}, "outputs": []}
     costs = load_costs(ends | {"layers": [{"name": "a", "reads": [], "writes": {}, "seconds": {"device": seconds}}]})
@@ -86,28 +87,28 @@ def test_what_would_do_does_as_it_stands(tenths: int) -> None:
     assert plan(costs, LINKS, limits={"deadline_s": told}).seconds == seconds
 
 
-def test_loss_allowed_but_too_small_names_both_limits() -> None:
-    """Each with what it would have to be, the other kept."""
+def test_a_too_small_loss_allowance_names_both_limits() -> None:
+    """Each with the value it would need while the other is kept."""
     with pytest.raises(LimitsInConflict) as refused:
         device_layers(deadline_s=0.7, max_loss=0.005)
     assert refused.value.conflict == ("deadline_s=0.7", "max_loss=0.005")
-    assert [one.least for one in refused.value.relaxations] == [pytest.approx(1.0), pytest.approx(0.01)]
+    assert [relaxation.least for relaxation in refused.value.relaxations] == [pytest.approx(1.0), pytest.approx(0.01)]
 
 
-def test_the_first_layers_give_way_to_memory() -> None:
-    """The most that can be kept is said."""
+def test_keep_first_conflicts_with_memory() -> None:
+    """The largest feasible number is reported."""
     with pytest.raises(LimitsInConflict) as refused:
         device_layers(keep_first=2, memory_bytes=45_000, fallback="none")
     assert set(refused.value.conflict) == {"keep_first=2", "memory_bytes=45000"}
     assert "keep_first=1" in str(refused.value)
 
 
-def test_several_conflicts_at_once_are_told_with_what_would_do_together() -> None:
-    """Relaxing one of them would not be enough; all that is named together is, and no part of it can be left out."""
+def test_several_conflicts_suggest_a_joint_relaxation() -> None:
+    """Relaxing one limit would not be enough; all that are named together are, and none of them can be left out."""
     impossible = {"deadline_s": 0.01, "energy_joules": 0.001, "fallback": "none"}
     with pytest.raises(LimitsInConflict) as refused:
         device_layers(**impossible)
-    found = {one.name.partition("=")[0]: one.least for one in refused.value.together}
+    found = {relaxation.name.partition("=")[0]: relaxation.least for relaxation in refused.value.together}
     assert set(found) == {"deadline_s", "energy_joules"}
     assert "is not enough" not in str(refused.value)
     assert "Enough would be, together: " in str(refused.value)
@@ -118,12 +119,13 @@ def test_several_conflicts_at_once_are_told_with_what_would_do_together() -> Non
             device_layers(**impossible | enough | {name: impossible[name]})
 
 
-def test_energy_needs_joules() -> None:
-    """A limit on what is not known is refused, not ignored."""
+def test_an_energy_limit_needs_known_joules() -> None:
+    """A limit on an unknown quantity is refused, not ignored."""
     costs = camera()
     bare = {layer: {} for layer in ("conv", "head")}
     layers = [
-        {"name": one.name, "reads": one.reads, "writes": {w: {"bytes": 1} for w in one.writes}} for one in costs.layers
+        {"name": layer.name, "reads": layer.reads, "writes": {w: {"bytes": 1} for w in layer.writes}}
+        for layer in costs.layers
     ]
     for layer in layers:
         layer |= {"seconds": {"device": 1.0, "cloud": 1.0}, "joules": bare[str(layer["name"])]}
@@ -131,7 +133,7 @@ def test_energy_needs_joules() -> None:
         plan(camera(layers=layers), LINKS, limits={"energy_joules": 1.0})
 
 
-def test_energy_sends_what_costs_the_device_more_than_waiting() -> None:
+def test_the_energy_objective_offloads_what_costs_more_than_waiting() -> None:
     """All-local spends 4 J; waiting for the frame, at 1 W, 3.1 J."""
     assert device_layers(energy_joules=3.5) in ((), ("conv",))
     kept = plan(camera(), LINKS, limits={"energy_joules": 3.5})
@@ -139,7 +141,7 @@ def test_energy_sends_what_costs_the_device_more_than_waiting() -> None:
     assert all(row.device_joules is None or not row.is_local for row in kept.table.rows)
 
 
-def test_a_stream_takes_the_cut_of_the_shortest_slowest_stage() -> None:
+def test_the_throughput_objective_minimises_the_slowest_stage() -> None:
     """0.5 s on the device with head remote, if its features took less than that on the link; here they take 0.9 s."""
     found = plan(camera(), LINKS, objective="throughput")
     assert found.cut["device"] == ("conv",)
@@ -147,8 +149,8 @@ def test_a_stream_takes_the_cut_of_the_shortest_slowest_stage() -> None:
     assert found.certificate.gap == 0.0
 
 
-def test_the_gap_is_stated() -> None:
-    """Whatever solved it."""
+def test_the_optimality_gap_is_stated() -> None:
+    """With either solver."""
     for limits in ({}, {"memory_bytes": 1e6}, {"deadline_s": 2.0}):
         certificate = plan(camera(), LINKS, limits=limits).certificate
         assert 0.0 <= certificate.gap <= 1e-6 and certificate.lower_bound > 0
@@ -163,7 +165,7 @@ def test_the_table_keeps_the_limits_and_is_best_at_every_bandwidth(batch: int) -
 
 
 @pytest.mark.parametrize("tiers", [2, 3])
-def test_a_plan_says_of_its_figures_what_was_tried(tiers: int) -> None:
+def test_plan_figures_match_brute_force(tiers: int) -> None:
     """Value, seconds, bytes and memory of a plan under limits are those of the best assignment."""
     start = int(os.environ["EDGESPLIT_SEED"])
     for seed in range(start, start + 12):
@@ -188,8 +190,12 @@ def test_a_plan_says_of_its_figures_what_was_tried(tiers: int) -> None:
             next(k for k, name in enumerate(instance.tiers) if layer.name in found.cut[name])
             for layer in instance.costs.layers
         )
-        mine = [one for one in possible if one.tier == tier and one.value(objective) <= best * (1 + 1e-6) + 1e-12]
-        figures = {(round(one.latency, 9), one.bytes, one.memory) for one in mine}
+        mine = [
+            assignment
+            for assignment in possible
+            if assignment.tier == tier and assignment.value(objective) <= best * (1 + 1e-6) + 1e-12
+        ]
+        figures = {(round(assignment.latency, 9), assignment.bytes, assignment.memory) for assignment in mine}
         assert (round(found.seconds, 9), found.bytes, found.memory.bytes) in figures, seed
 
 

@@ -1,4 +1,4 @@
-"""ONNX models whose weights lie beside them: never one message, and yet the same cuts, slices and answers."""
+"""ONNX models with external weights: the same cuts, slices and outputs as a single file."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_prefix_gives_the_bits_of_the_one_file_model(folder: Path, tmp_path: Path) -> None:
-    """Cut after each layer, the model in two files answers as the same model in one file, bit for bit."""
+def test_prefix_cuts_equal_the_single_file_model_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    """Cut after each layer, the model in two files answers as the same model in one file."""
     one_file = tiny.prepared("chain")
     model = prepare_model(bundle.read_model_bytes(folder))
     assert isinstance(model, OnnxModel) and len(model.weights) > 200_000
@@ -55,39 +55,39 @@ def test_every_prefix_gives_the_bits_of_the_one_file_model(folder: Path, tmp_pat
         assert tiny.same_bits(live, whole)
 
 
-def test_slices_are_those_of_the_one_file_model(folder: Path) -> None:
-    """In how many files a model came makes no difference to its weights' chunks."""
+def test_slices_equal_those_of_the_single_file_model(folder: Path) -> None:
+    """The number of files a model came in makes no difference to its weights' chunks."""
     one_file, model = tiny.prepared("chain"), prepare_model(bundle.read_model_bytes(folder))
     cuts = [cut_slices(one, one.graph, atoms(one.graph, []), None)[0].slice for one in (one_file, model)]
     assert cuts[0].files[1] == cuts[1].files[1]
 
 
-def test_it_is_measured_like_any_other(folder: Path) -> None:
+def test_an_archive_is_measured_like_a_single_file(folder: Path) -> None:
     """Layers are timed and tensors weighed with the data file beside the model."""
     model = prepare_model(bundle.read_model_bytes(folder))
     assert set(measure_layers(model, model.graph, runs=1, warmup=0)) == {layer.name for layer in model.graph.layers}
     assert measure_samples(model, model.graph, samples=[tiny.feeds_of(model)]).count == 1
 
 
-def test_preparing_twice_gives_the_same_bytes(folder: Path) -> None:
-    """What is prepared is a bundle again, which is prepared to the same answers."""
+def test_preparing_an_archive_twice_gives_the_same_bytes(folder: Path) -> None:
+    """A prepared model is a model archive again, which is prepared to the same outputs."""
     model = prepare_model(bundle.read_model_bytes(folder))
     assert prepare_model(bundle.read_model_bytes(folder)).raw == model.raw
     assert bundle.is_archive(model.raw)
     feeds = tiny.feeds_of(model)
     again = prepare_model(model.raw)
-    assert [one.name for one in again.graph.layers] == [one.name for one in model.graph.layers]
+    assert [layer.name for layer in again.graph.layers] == [layer.name for layer in model.graph.layers]
     assert feeds
 
 
-def test_a_folder_or_the_file_in_it_is_the_same(folder: Path) -> None:
-    """Either may be named; what comes of it has no date and no owner in it."""
+def test_a_folder_and_its_model_file_are_equivalent(folder: Path) -> None:
+    """Either may be named; the archive contains no date and no owner."""
     assert bundle.read_model_bytes(folder) == bundle.read_model_bytes(folder / "model.onnx")
     assert list(bundle.data_files(folder / "model.onnx")) == ["weights/all.data"]
 
 
-def test_small_weights_in_data_files_come_into_the_graph(tmp_path: Path) -> None:
-    """Shapes and scalars in a data file are where shape inference finds them."""
+def test_small_external_weights_are_inlined(tmp_path: Path) -> None:
+    """Shapes and scalars in a data file are put where shape inference finds them."""
     (tmp_path / "weights").mkdir()
     file = saved(tmp_path, tiny.MODELS["listed_weights"]())
     model = prepare_model(bundle.read_model_bytes(file))
@@ -102,8 +102,8 @@ def test_missing_data_files_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "a/../../b"])
-def test_weights_outside_of_the_folder_are_refused(tmp_path: Path, location: str) -> None:
-    """A model file cannot make the command send a file of this machine from elsewhere."""
+def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    """A model file cannot make the command send another file of this machine."""
     model = onnx.load_model_from_string(tiny.chain())
     bundle.set_external_location(model.graph.initializer[0], location, 0, 4)
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
@@ -118,24 +118,24 @@ def test_two_models_in_a_folder_need_a_choice(folder: Path) -> None:
         bundle.read_model_bytes(folder)
 
 
-def test_weights_that_are_not_whole_are_refused(folder: Path) -> None:
-    """A data file that was cut off is refused with the weight's name."""
+def test_truncated_external_weights_are_refused(folder: Path) -> None:
+    """The weight is named."""
     data = (folder / "weights" / "all.data").read_bytes()
     (folder / "weights" / "all.data").write_bytes(data[:1000])
     with pytest.raises(ModelRefused, match="are not whole in"):
         prepare_model(bundle.read_model_bytes(folder))
 
 
-def test_no_prefix_of_a_bundle_harms(folder: Path) -> None:
-    """A bundle that was cut off anywhere is refused."""
+def test_every_truncated_archive_is_refused(folder: Path) -> None:
+    """A model archive that was cut off anywhere is refused."""
     raw = bundle.read_model_bytes(folder)
     for length in (300, 512, 600, 1024, 5000, len(raw) // 2):
         with pytest.raises(ModelRefused):
             prepare_model(raw[:length])
 
 
-def test_archive_of_other_things_is_refused() -> None:
-    """Links and archives without a model are no bundles."""
+def test_an_archive_without_a_model_or_with_links_is_refused() -> None:
+    """Links and archives without a model are no model archives."""
     for member in (tarfile.TarInfo("model.onnx"), tarfile.TarInfo("else")):
         member.type = tarfile.SYMTYPE if member.name == "model.onnx" else tarfile.REGTYPE
         target = io.BytesIO()
@@ -172,8 +172,8 @@ def test_a_model_above_two_gigabytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(live["x3"], np.ones((1, width)), rtol=1e-3)
 
 
-def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A data file that is a link to elsewhere would send what the link leads to."""
+def test_a_symlink_out_of_the_folder_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A data file that is a link would send the link's target."""
     data = folder / "weights" / "all.data"
     secret = data.rename(tmp_path_factory.mktemp("elsewhere") / "secret")
     data.symlink_to(secret)

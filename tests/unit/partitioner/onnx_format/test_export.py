@@ -1,4 +1,5 @@
-"""Far halves as ordinary models: what the slices give, by one file, with the codecs undone inside it."""
+"""Remote halves exported as ordinary models: one file that gives the slices' outputs, with the codecs decoded
+inside."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.MODELS if name != "sequences"])
-def test_the_far_half_gives_the_bits_of_its_slices(name: str, tmp_path: Path) -> None:
+def test_the_exported_remote_half_equals_its_slices_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Cut anywhere, several times: subgraphs that capture, weights in two slices, several inputs and outputs."""
     graph, rng = tiny.prepared(name).graph, random.Random(name)
     sets = {tiny.closed_set(graph, rng) for _ in range(6)} - {frozenset(layer.name for layer in graph.layers)}
@@ -45,8 +46,8 @@ def test_the_far_half_gives_the_bits_of_its_slices(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("codec", boundary_codecs.LOSSY)
-def test_a_lossy_codec_is_undone_inside_as_our_server_undoes_it(codec: str, tmp_path: Path) -> None:
-    """What travels goes in by its own names and types, and the answer has the bits that our own decoding leads to."""
+def test_an_exported_half_decodes_lossy_codecs_like_our_server(codec: str, tmp_path: Path) -> None:
+    """Encoded tensors are inputs under their own names and types, and the output has the bits of our own decoding."""
     one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], codec)
     live = near_half(one, row, tmp_path, tiny.feeds_of(tiny.prepared("chain")))
@@ -60,15 +61,15 @@ def test_a_lossy_codec_is_undone_inside_as_our_server_undoes_it(codec: str, tmp_
     ours = boundary_codecs.decode_tensors(travels, specs, {sent: codec})[sent]
     plain = run(far_half(one, msgspec.structs.replace(row, codecs={})), {sent: ours})
     assert tiny.same_bits(given, plain)
-    assert {one.name for one in model.graph.input} == set(travels)
+    assert {tensor.name for tensor in model.graph.input} == set(travels)
 
 
 def with_codec(row: Row, codec: str) -> Row:
     return msgspec.structs.replace(row, codecs=dict.fromkeys(row.sends, codec))
 
 
-def test_a_half_that_no_onnxruntime_runs_is_refused_with_what_would_do() -> None:
-    """TFLite slices, pictures that are not decoded yet, codecs of a later day, and a row that needs nobody."""
+def test_an_unexportable_half_is_refused_with_an_alternative() -> None:
+    """TFLite slices, pictures that are not decoded yet, unknown codecs, and a row without a remote half."""
     one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row, local = one.manifest.plans[CLASS].rows
     check_exportable(one.manifest, row)
@@ -83,12 +84,12 @@ def test_a_half_that_no_onnxruntime_runs_is_refused_with_what_would_do() -> None
 
 
 def of_format(manifest: Manifest, name: str) -> Manifest:
-    slices = tuple(msgspec.structs.replace(one, format=name) for one in manifest.slices)
+    slices = tuple(msgspec.structs.replace(slice_, format=name) for slice_ in manifest.slices)
     return msgspec.structs.replace(manifest, slices=slices)
 
 
-def test_an_optimising_session_takes_the_half_as_well() -> None:
-    """As Triton opens it: all optimisations on."""
+def test_an_exported_half_runs_with_all_optimisations() -> None:
+    """As Triton opens it."""
     one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], "int8")
     raw = far_half(one, row).SerializeToString()

@@ -66,7 +66,7 @@ def test_branches_of_an_if_count_as_reads() -> None:
 def test_weights_listed_as_inputs_are_weights() -> None:
     """IR 3's listed initializers are neither inputs nor tensors that a cut may send."""
     model = tiny.prepared("listed_weights")
-    assert [one.name for one in model.inputs] == ["x"]
+    assert [tensor.name for tensor in model.inputs] == ["x"]
     assert "w" not in model.graph.tensors
 
 
@@ -78,15 +78,15 @@ def test_quantised_layers_exchange_bytes() -> None:
     assert "wq" in graph.layer("second").weights
 
 
-def test_what_cannot_travel_stays_inside_one_layer() -> None:
-    """A sequence is never a boundary, and the circle that this would make is closed into the layer."""
+def test_untransportable_values_stay_inside_one_layer() -> None:
+    """A sequence is never a boundary, and the cycle that this would create is merged into the layer."""
     graph = tiny.prepared("sequences").graph
     assert ["SequenceConstruct", "SequenceInsert", "ConcatFromSequence"] in operators("sequences").values()
     assert all(tensor.datatype for tensor in graph.tensors.values())
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
-def test_layers_stand_in_an_order_in_which_they_run(name: str) -> None:
+def test_layers_are_topologically_ordered(name: str) -> None:
     """Every layer reads inputs and what earlier layers wrote; names are unique; every tensor is described."""
     graph = tiny.prepared(name).graph
     seen = set(graph.inputs)
@@ -99,7 +99,7 @@ def test_layers_stand_in_an_order_in_which_they_run(name: str) -> None:
     assert len({layer.name for layer in graph.layers}) == len(graph.layers)
 
 
-def test_lengths_that_depend_on_the_data_are_open() -> None:
+def test_data_dependent_lengths_are_open() -> None:
     """A length that only a run decides is -1, and its size is that of a trial run."""
     where = tiny.prepared("counting").graph.tensors["where"]
     assert where.shape == (2, -1)
@@ -162,7 +162,7 @@ def test_input_spec_needs_an_input_for_pictures() -> None:
         with_input_layer(tiny.prepared("state"), parse_input_spec("image/jpeg 64x48"))
 
 
-def test_closed_sets_are_checked_by_name() -> None:
+def test_a_set_that_is_not_closed_is_refused() -> None:
     """A set that lacks what one of its layers reads is refused, naming both."""
     from edgesplit_partitioner.slicing import atoms
 
@@ -171,8 +171,8 @@ def test_closed_sets_are_checked_by_name() -> None:
 
 
 def test_random_numbers_inside_a_loop_are_drawn_once() -> None:
-    """A loop over constants that draws random numbers is a layer: as a constant it would be drawn again by every layer
-    that reads it."""
+    """A loop over constants that draws random numbers is a layer: as a constant every layer that reads it would draw
+    again."""
     node = helper.make_node
     body = helper.make_graph(
         [

@@ -1,4 +1,4 @@
-"""What is pushed as a model and is none, or not quite, is refused with the reason that is true."""
+"""Files that are no valid ONNX model are refused with the true reason."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def zipped(member: str) -> bytes:
         (b"\x08\x08", "no graph"),
     ],
 )
-def test_what_is_no_onnx_model_is_refused_by_name(raw: bytes, reason: str) -> None:
-    """Whoever pushes the wrong file learns which file it is."""
+def test_a_file_that_is_no_onnx_model_is_refused_by_name(raw: bytes, reason: str) -> None:
+    """The error names the file."""
     with pytest.raises(ModelRefused, match=reason):
         prepare_model(raw)
 
@@ -61,8 +61,8 @@ def test_every_prefix_of_a_good_model_is_refused() -> None:
             prepare_model(raw[:length])
 
 
-def test_damaged_bytes_never_crash_us() -> None:
-    """A model with bytes overwritten is taken or refused, nothing else."""
+def test_damaged_bytes_are_accepted_or_refused() -> None:
+    """A model with bytes overwritten is accepted or refused, nothing else."""
     seed = 20260101
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
@@ -93,8 +93,8 @@ def test_unknown_operator_is_named(raw: bytes, name: str) -> None:
         prepare_model(raw)
 
 
-def test_weights_in_another_file_are_missed() -> None:
-    """External data that was not given is named, and the way out is told; no path in the model is ever opened."""
+def test_missing_external_weights_are_refused() -> None:
+    """External data that was not given is named with advice; no path in the model is ever opened."""
     model = onnx.load_model_from_string(tiny.listed_weights())
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
@@ -119,8 +119,8 @@ def test_inputs_that_cannot_be_fed_are_refused(graph_inputs: onnx.ValueInfoProto
         prepare_model(raw)
 
 
-def test_free_dimensions_are_bound_or_asked_for() -> None:
-    """A free dimension is refused with what to type, and what is typed settles every shape inside."""
+def test_free_dimensions_need_a_binding() -> None:
+    """A free dimension is refused with the option to type, and a binding settles every shape inside."""
     with pytest.raises(ModelRefused, match=r"--bind batch=1 --bind image:3=LENGTH"):
         prepare_model(tiny.free_batch())
 
@@ -132,14 +132,14 @@ def test_free_dimensions_are_bound_or_asked_for() -> None:
 
 
 @pytest.mark.parametrize("bindings", [{"bach": 1}, {"batch": 0}, {"batch": 2**40}])
-def test_binding_that_fits_nothing_is_a_usage_error(bindings: dict[str, int]) -> None:
-    """A mistyped binding is the caller's mistake, and the names that exist are listed where it is the name."""
+def test_an_unknown_binding_is_a_usage_error(bindings: dict[str, int]) -> None:
+    """The existing names are listed where the name is wrong."""
     with pytest.raises(UsageError, match="batch"):
         prepare_model(tiny.free_batch(), {"image:3": 4, **bindings})
 
 
-def test_crash_of_onnxruntime_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model on which onnxruntime crashes is refused, and this process goes on."""
+def test_a_crash_of_onnxruntime_refuses_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process continues."""
     (tmp_path / "crashing_child.py").write_text("import os; os.kill(os.getpid(), 11)")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(optimise, "CHILD", "crashing_child")
@@ -147,8 +147,8 @@ def test_crash_of_onnxruntime_is_a_refusal(tmp_path: Path, monkeypatch: pytest.M
         prepare_model(tiny.chain())
 
 
-def test_memory_bomb_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that asks for more memory than a model may have is refused."""
+def test_excessive_memory_use_refuses_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that allocates more memory than a model may have is refused."""
     monkeypatch.setattr(optimise, "MEMORY_BYTES", 2**26)
     with pytest.raises(ModelRefused):
         prepare_model(tiny.chain())
@@ -159,7 +159,7 @@ def test_two_preparations_give_the_same_bytes() -> None:
     assert prepare_model(tiny.state()).raw == tiny.prepared("state").raw
 
 
-def test_binding_is_named_when_it_is_what_does_not_fit() -> None:
+def test_an_inconsistent_binding_is_named() -> None:
     """A length that makes the operators inside disagree is refused with the binding that was given."""
     raw = tiny.build(
         [helper.make_node("Add", ["x", "w"], ["y"])],
@@ -171,7 +171,7 @@ def test_binding_is_named_when_it_is_what_does_not_fit() -> None:
         prepare_model(raw, {"n": 3})
 
 
-def test_a_whole_number_that_is_bound_decides_its_branch() -> None:
+def test_a_bound_integer_input_decides_its_branch() -> None:
     """An input bound to a value is no input any more, and of an If on it only the branch taken is left to cut."""
     node = helper.make_node
     then = helper.make_graph(
@@ -191,7 +191,7 @@ def test_a_whole_number_that_is_bound_decides_its_branch() -> None:
     with pytest.raises(ModelRefused, match=r"--bind rate=VALUE"):
         prepare_model(raw, {"n": 6})
     model = prepare_model(raw, {"n": 6, "rate": 16000})
-    assert [one.name for one in model.inputs] == ["x"]
+    assert [tensor.name for tensor in model.inputs] == ["x"]
     assert [model.proto.graph.node[place].op_type for layer in model.graph.layers for place in layer.nodes] == [
         "Exp",
         "Neg",
@@ -201,8 +201,8 @@ def test_a_whole_number_that_is_bound_decides_its_branch() -> None:
         prepare_model(raw, {"n": 6, "speed": 3})
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
-    """onnxruntime refuses two nodes of one name; names mean nothing to the answer, so the model is cut all the same."""
+def test_nodes_of_equal_name_are_renamed() -> None:
+    """onnxruntime refuses two nodes of one name; names do not change the output, so the model is cut all the same."""
     node = helper.make_node
     raw = tiny.build(
         [node("Sin", ["x"], ["a"], name="n"), node("Cos", ["a"], ["b"], name="n"), node("Neg", ["b"], ["y"])],
@@ -213,13 +213,13 @@ def test_nodes_of_one_name_are_told_apart() -> None:
 
 
 def test_an_output_listed_twice_is_one_output() -> None:
-    """Answers go by name."""
+    """Outputs are identified by name."""
     ends = [tiny.value("x", [2])], [tiny.value("y", [2]), tiny.value("y", [2])]
     model = prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
-    assert [one.name for one in model.outputs] == ["y"]
+    assert [tensor.name for tensor in model.outputs] == ["y"]
 
 
-def test_folding_makes_no_gigabytes() -> None:
+def test_constant_folding_is_bounded() -> None:
     """A model of a few bytes whose constant would fill 1.2 GB keeps the operator that makes it."""
     node = helper.make_node
     raw = tiny.build(
@@ -237,15 +237,15 @@ def test_folding_makes_no_gigabytes() -> None:
     assert len(prepare_model(one.SerializeToString()).raw) < 10_000
 
 
-def test_a_tensor_that_no_request_could_carry_is_refused() -> None:
-    """Inputs of 2^60 elements can be declared, and never fed."""
+def test_a_tensor_larger_than_any_request_is_refused() -> None:
+    """Inputs of 2^60 elements can be declared, but never fed."""
     ends = [tiny.value("x", [2**30, 2**30])], [tiny.value("y", [2**30, 2**30])]
     with pytest.raises(ModelRefused, match=r"'x' has 4611686018427387904 bytes"):
         prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
 
 
-def test_weights_inside_a_function_cannot_name_other_files() -> None:
-    """A constant in a model's own function that says its bytes are in a file of this machine is refused unread."""
+def test_external_data_inside_a_function_is_refused() -> None:
+    """A constant in a model's own function that refers to a file of this machine is refused unread."""
     leak = helper.make_node("Constant", [], ["k"])
     place = leak.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
     place.t.CopyFrom(onnx.TensorProto(data_type=TensorProto.UINT8, dims=[8]))
@@ -261,8 +261,9 @@ def test_weights_inside_a_function_cannot_name_other_files() -> None:
         prepare_model(model.SerializeToString())
 
 
-def test_a_smaller_limit_of_the_callers_holds() -> None:
-    """Where the process may already use less address space than a model's child, the child takes that, and works."""
+def test_an_inherited_lower_memory_limit_holds() -> None:
+    """Where the process is already limited to less address space than a model's child, the child keeps that limit, and
+    works."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
         "from edgesplit_partitioner.onnx_format.model import prepare_model\n"

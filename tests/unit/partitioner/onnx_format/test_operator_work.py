@@ -1,4 +1,4 @@
-"""What operators have to do, against counts made by hand."""
+"""The work of operators, against counts made by hand."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_einsum_counts_every_combination_of_labels() -> None:
 
 
 @pytest.mark.parametrize("operator", ["Reshape", "Flatten", "Squeeze", "Identity", "Shape"])
-def test_what_only_renames_is_free(operator: str) -> None:
+def test_reshaping_operators_are_free(operator: str) -> None:
     """Reshaping moves no byte."""
     assert work(operator, {"x": (1, 64, 8, 8)}, (1, 4096)) == NO_WORK
 
@@ -138,20 +138,20 @@ def test_pooling_reads_each_window() -> None:
     assert (pool.operator, pool.flops) == ("memory", 8 * 16 * 9.0)
 
 
-def test_picking_reads_only_what_it_writes() -> None:
+def test_gather_reads_only_what_it_writes() -> None:
     """A lookup in a table of a million rows does not read the table."""
     assert work("Gather", {"w": (1_000_000, 64), "i": (3,)}, (3, 64)).bytes_moved == 2 * moved((3, 64))
 
 
 @pytest.mark.parametrize("operator", ["Concat", "Transpose", "Resize", "SomethingNobodyKnows"])
-def test_the_rest_moves_its_bytes(operator: str) -> None:
-    """Copies, and operators that nobody knows, count what they read and write."""
+def test_other_operators_count_their_bytes(operator: str) -> None:
+    """Copies, and unknown operators, count what they read and write."""
     one = work(operator, {"x": (1, 4, 4, 4)}, (1, 4, 8, 8))
 
     assert (one.operator, one.bytes_moved) == ("memory", moved((1, 4, 4, 4), (1, 4, 8, 8)))
 
 
-def test_an_input_read_twice_moves_once() -> None:
+def test_an_input_read_twice_counts_once() -> None:
     """x * x reads x once."""
     node = helper.make_node("Mul", ["x", "x"], ["y"])
     square = work_of(node, TensorLookup({"x": (10,), "y": (10,)}.get, lambda name: 4, lambda name: False))
@@ -159,8 +159,8 @@ def test_an_input_read_twice_moves_once() -> None:
     assert square.bytes_moved == 80.0
 
 
-def test_unknown_lengths_and_missing_inputs_cost_nothing_and_fail_nothing() -> None:
-    """An operator whose shapes are unknown, or whose optional inputs were left out, still has an answer."""
+def test_unknown_lengths_and_missing_inputs_count_zero() -> None:
+    """An operator whose shapes are unknown, or whose optional inputs were left out, raises nothing."""
     for operator in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Softmax", "Resize", "ReduceMean", "Einsum"):
         node = helper.make_node(operator, ["x", ""], ["y"])
         assert work_of(node, TensorLookup(lambda name: None, lambda name: 4, lambda name: False)).bytes_moved == 0.0
@@ -189,7 +189,7 @@ def test_the_input_layer_counts_pixels_of_the_frame() -> None:
     assert input_work(spec).operator == "input"
 
 
-def test_every_operator_of_onnx_has_an_answer() -> None:
+def test_work_is_defined_for_every_onnx_operator() -> None:
     """No operator that ONNX defines makes work_of fail."""
     for schema in onnx.defs.get_all_schemas():
         node = helper.make_node(schema.name, ["a", "b", "c"], ["y"])

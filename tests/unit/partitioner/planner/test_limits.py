@@ -1,4 +1,4 @@
-"""Limits: what they hold where, and which of them cannot be kept together."""
+"""Limits: the placement they force, and which of them conflict."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def device_layers(costs: Costs, **limits: Any) -> tuple[str, ...]:
     return plan(costs, LINKS, limits=limits).cut["device"]
 
 
-def test_raw_tensors_stay() -> None:
-    """Whatever reads a raw tensor, the merely decoded one included, runs on the device; the table carries the ban."""
+def test_keep_raw_input_keeps_raw_tensors_local() -> None:
+    """Whatever reads a raw tensor, the merely decoded one included, runs on the device; the table records the limit."""
     found = plan(camera(), LINKS, limits={"keep_raw_input": True})
     assert found.cut["device"] == ("decode", "conv")
     assert found.table.private_tensors == ("frame", "pixels")
@@ -56,14 +56,14 @@ def test_the_plan_states_the_earliest_cut_that_privacy_allows() -> None:
     assert plan(camera(), LINKS, limits={"force": "device"}).table.required_local_layers == ()
 
 
-def test_the_first_layers_stay() -> None:
-    """And no others need to."""
+def test_keep_first_keeps_the_first_layers_local() -> None:
+    """And requires no others to stay."""
     assert device_layers(camera()) == ()
     assert device_layers(camera(), keep_first=1) == ("decode",)
     assert device_layers(camera(), keep_first=99) == ("decode", "conv", "head")
 
 
-def test_limits_are_a_value_or_a_mapping() -> None:
+def test_limits_are_parsed_from_a_value_or_a_mapping() -> None:
     """The command line's spelling is understood too."""
     assert plan(camera(), LINKS, limits=Limits(keep_first=2)).cut == plan(camera(), LINKS, limits={"keep-first": 2}).cut
 
@@ -94,7 +94,7 @@ def test_without_fallback_all_local_is_left_out() -> None:
     assert plan(camera(), LINKS, limits={"force": "device", "fallback": "none"}).table.local is not None
 
 
-def test_the_table_says_whose_times_it_holds() -> None:
+def test_the_table_names_model_device_class_and_basis() -> None:
     """Model, device class and basis come from the costs."""
     table = plan(camera(), LINKS).table
     assert (table.model, table.device_class, table.basis, table.fallback) == (
@@ -131,7 +131,7 @@ def test_limits_that_conflict_are_named(limits: dict[str, Any], tiers: dict[str,
     assert all(text in str(refused.value) for text in named)
 
 
-def test_a_layer_of_neither_tier_is_infeasible() -> None:
+def test_a_layer_without_an_allowed_tier_is_infeasible() -> None:
     """A layer that only the edge runs has no place on device and cloud."""
     costs = load_costs(
         {
@@ -146,8 +146,8 @@ def test_a_layer_of_neither_tier_is_infeasible() -> None:
         plan(costs, LINKS)
 
 
-def test_gain_is_over_the_pure_modes_that_are_allowed() -> None:
-    """With the raw input kept, sending all of it is no rival; a forced cut may gain less than 1."""
+def test_gain_is_relative_to_the_allowed_pure_modes() -> None:
+    """With the raw input kept, sending all of it is no alternative; a forced cut may gain less than 1."""
     kept = plan(camera(), LINKS, limits={"keep_raw_input": True})
     assert kept.certificate.all_remote is not None and kept.certificate.all_remote < kept.seconds
     assert kept.gain == pytest.approx(3.0 / kept.seconds) and kept.gain > 1
@@ -155,9 +155,9 @@ def test_gain_is_over_the_pure_modes_that_are_allowed() -> None:
     assert forced.gain is not None and forced.gain < 1
 
 
-def test_forbidden_all_remote_is_still_shown() -> None:
-    """People compare with it; it is marked."""
-    shown = {one.row.name: one for one in candidates(camera(), LINKS, {"keep_raw_input": True})}
+def test_forbidden_all_remote_is_shown_and_marked() -> None:
+    """It stays listed for comparison."""
+    shown = {candidate.row.name: candidate for candidate in candidates(camera(), LINKS, {"keep_raw_input": True})}
     assert not shown["remote"].allowed and not shown["remote"].in_table
     assert shown["cut-1"].best and shown["local"].allowed
 
@@ -172,8 +172,8 @@ def test_forbidden_all_remote_is_still_shown() -> None:
         ({"keep_first": 4, "deadline_s": 100.0}, "keep_first=2"),
     ],
 )
-def test_limits_on_places_in_conflict_say_what_would_do(limits: dict[str, Any], says: str) -> None:
-    """The least relaxation of each, and it does; a limit on a sum beside them is counted in."""
+def test_conflicting_placement_limits_suggest_relaxations(limits: dict[str, Any], says: str) -> None:
+    """The least relaxation of each, and it is feasible; a limit on a sum beside them is counted in."""
     both = ["device", "cloud"]
     layers = [
         {

@@ -1,4 +1,4 @@
-"""An allowance for loss, from the command line's word to the row that is taken."""
+"""An allowance for loss, from the command line's text to the chosen row."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def costs(**confirmed: float | None) -> Costs:
         (0.005, None, 0.001, {"t": "int8"}),
     ],
 )
-def test_what_is_chosen_must_hold_on_the_other_half(
+def test_the_chosen_codec_must_be_confirmed_by_the_other_half(
     allowed: float | None, int8: float | None, fp16: float | None, taken: dict[str, str]
 ) -> None:
     """Lossless without an allowance; within it the cheapest codec whose loss the confirming half confirms."""
@@ -83,14 +83,14 @@ def test_one_cut_with_two_codecs_is_two_rows() -> None:
     assert len({row.name for row in made.table.rows}) == len(made.table.rows)
 
 
-def test_named_codecs_that_all_fail_leave_raw() -> None:
-    """The operator allows only raw and int8; int8 does not hold."""
+def test_codecs_that_all_fail_leave_raw() -> None:
+    """The operator allows only raw and int8; int8 is not confirmed."""
     made = plan(costs(int8=0.1), LINK, limits={"max_loss": 0.005}, codecs=("raw", "int8"))
     assert not set(made.row.codecs.values()) - {"raw"}
 
 
-def test_costs_of_ones_own_are_planned_with_an_allowance(tmp_path: Path) -> None:
-    """`edgectl plan COSTS.json --allow-loss 0.5%` says what it loses; words that are no share are refused."""
+def test_custom_costs_are_planned_with_an_allowance(tmp_path: Path) -> None:
+    """`edgectl plan COSTS.json --allow-loss 0.5%` reports the loss; text that is no share is refused."""
     file = tmp_path / "costs.json"
     file.write_bytes(msgspec.json.encode(costs(int8=0.0045, fp16=0.001)))
     arguments = ["plan", str(file), "--link", "8mbit/10ms", "--allow-loss"]
@@ -102,15 +102,15 @@ def test_costs_of_ones_own_are_planned_with_an_allowance(tmp_path: Path) -> None
         assert CliRunner().invoke(cli, [*arguments, wrong]).exit_code == 2
 
 
-def test_shares_are_read_and_shown() -> None:
-    """Per cent or a part of one; small ones keep the digits that say something."""
+def test_shares_are_parsed_and_formatted() -> None:
+    """Per cent or a part of one; small ones keep their significant digits."""
     assert [percent_text(part) for part in (None, 0.0, 0.0125, 3.9e-5)] == ["-", "0.00%", "1.25%", "3.9e-5"]
     assert loss_text({"name": "cut-1"}) == ""
     assert "not confirmed" in loss_text({"loss": 0.1, "codecs": {"t": "int8"}})
 
 
-def test_labels_are_classes_by_file_name(tmp_path: Path) -> None:
-    """No file is no labels; another shape is told."""
+def test_labels_map_file_names_to_classes(tmp_path: Path) -> None:
+    """No file is no labels; another shape is refused."""
     assert read_labels(tmp_path) == {}
     (tmp_path / "labels.json").write_text('{"a.jpg": 3}')
     assert read_labels(tmp_path) == {"a.jpg": 3}
@@ -119,8 +119,8 @@ def test_labels_are_classes_by_file_name(tmp_path: Path) -> None:
         read_labels(tmp_path)
 
 
-def test_a_codec_is_confirmed_as_it_travels() -> None:
-    """In a compressed request by what was measured for one: the loss of the plain codec once stood for it."""
+def test_a_codec_is_confirmed_in_its_compressed_form() -> None:
+    """In a compressed request by its own measurement: the loss of the plain codec once stood for it."""
     plain = CodecCost(bytes=900_000, loss=0.9, confirmed_loss=0.9)
     packed = CodecCost(bytes=1_000, loss=0.001, confirmed_loss=0.001)
     tensor = TensorCost(bytes=1_000_000, codecs={"int8": plain, "int8+zstd": packed})

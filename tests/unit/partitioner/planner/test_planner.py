@@ -1,4 +1,4 @@
-"""What a plan says of small graphs that can be reckoned by hand."""
+"""Plans of small graphs that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def narrow() -> Costs:
     )
 
 
-def test_cuts_where_little_crosses(narrow: Costs) -> None:
+def test_the_cut_is_where_little_crosses(narrow: Costs) -> None:
     """device 0.1 + up 10 B + cloud 0.1 + down 4 B beats 1.1 alone and 1.112 all sent."""
     found = plan(narrow, links())
     assert found.cut == {"device": ("a",), "cloud": ("b",)}
@@ -66,7 +66,7 @@ def test_cuts_where_little_crosses(narrow: Costs) -> None:
     assert found.gain == pytest.approx(1.1 / found.seconds)
 
 
-def test_the_device_reckons_the_same_seconds(narrow: Costs) -> None:
+def test_planner_latency_equals_the_agents_latency(narrow: Costs) -> None:
     """The planner's latency is `edgesplit.plan.latency_s` of its row, to the last bit."""
     for rtt_s in (0.0, 0.05, 3.0):
         link = Link(up_bytes_per_s=1000.0, down_bytes_per_s=2000.0, rtt_s=rtt_s)
@@ -76,7 +76,7 @@ def test_the_device_reckons_the_same_seconds(narrow: Costs) -> None:
 
 
 def test_a_long_round_trip_keeps_everything_local(narrow: Costs) -> None:
-    """The round trip is paid once as soon as anything crosses, and then alone is better."""
+    """The round trip is paid once as soon as anything crosses, and then all-local is better."""
     assert plan(narrow, links(Link(up_bytes_per_s=1000.0, down_bytes_per_s=2000.0, rtt_s=0.88))).row.name == "cut-1"
     assert plan(narrow, links(Link(up_bytes_per_s=1000.0, down_bytes_per_s=2000.0, rtt_s=0.89))).row.name == "local"
 
@@ -121,7 +121,7 @@ def test_an_input_read_by_several_layers_crosses_once() -> None:
     assert (found.row.name, found.row.sends, found.seconds) == ("remote", ("in",), pytest.approx(0.5))
 
 
-def test_an_answer_that_is_read_onward_is_paid_where_it_is_made() -> None:
+def test_an_output_with_readers_is_charged_in_one_direction() -> None:
     """Made on the device it goes up and not down; made remotely it comes down and not up."""
     costs = graph(
         layer("a", "in", {"t": 100}, 0.01, 0.0),
@@ -131,7 +131,7 @@ def test_an_answer_that_is_read_onward_is_paid_where_it_is_made() -> None:
     )
     found = plan(costs, links())
     assert found.row.sends == ("t",) and found.row.receives == ("out",)
-    remote = next(one.row for one in candidates(costs, links()) if one.row.name == "remote")
+    remote = next(candidate.row for candidate in candidates(costs, links()) if candidate.row.name == "remote")
     assert remote.sends == ("in",) and remote.receives == ("t", "out")
     assert (remote.up_bytes, remote.down_bytes) == (5000, 100)
 
@@ -178,12 +178,12 @@ def test_ties_go_to_fewer_bytes_then_to_more_local() -> None:
 
 def _with_tiers(costs: Costs, name: str, tiers: list[str]) -> dict[str, Any]:
     plain = msgspec.to_builtins(costs)
-    for one in plain["layers"]:
-        one["tiers"] = tiers if one["name"] == name else one["tiers"]
+    for layer in plain["layers"]:
+        layer["tiers"] = tiers if layer["name"] == name else layer["tiers"]
     return dict(plain)
 
 
-def test_compression_is_for_the_whole_request() -> None:
+def test_compression_applies_to_the_whole_request() -> None:
     """One row is sent raw and one compressed; a tensor never measured compressed counts raw in both."""
     packed = {"bytes": 25, "encode_s": {"device": 0.02}, "decode_s": {"cloud": 0.01}}
     costs = graph(
@@ -209,7 +209,7 @@ def test_rates_of_both_directions_count() -> None:
     assert plan(costs, links(link)).seconds == pytest.approx(0.1 + 0.01 + 2.0)
 
 
-def test_two_inputs_are_cut_apart() -> None:
+def test_branches_of_two_inputs_are_cut_independently() -> None:
     """A cut that no order of the layers shows: one camera's branch runs on the device, the other's does not."""
     costs = graph(
         layer("left", "big", {"t": 10}, 0.1, 0.0),
@@ -224,7 +224,7 @@ def test_two_inputs_are_cut_apart() -> None:
 
 
 def test_joules_are_unknown_where_one_layer_has_none(narrow: Costs) -> None:
-    """Never a sum that left something out."""
+    """Never a sum with a missing part."""
     costs = graph(
         layer("a", "in", {"t": 10}, 0.1, 0.01), layer("b", "t", {"out": 4}, 1.0, 0.1), inputs={"in": 9}, outputs="out"
     )
@@ -232,7 +232,7 @@ def test_joules_are_unknown_where_one_layer_has_none(narrow: Costs) -> None:
     assert plan(narrow, links()).table.row("remote").device_joules == 0.0
 
 
-def test_two_of_three_tiers() -> None:
+def test_a_link_selects_two_of_three_tiers() -> None:
     """Costs that know an edge tier are planned for the pair that the link names."""
     costs = load_costs(
         {
@@ -276,8 +276,8 @@ def test_two_of_three_tiers() -> None:
         ({"links": {"device-cloud": {"up_bytes_per_s": 1, "down_bytes_per_s": 1, "rtt_s": -1}}}, "round trip"),
     ],
 )
-def test_what_cannot_be_read_is_a_usage_error(narrow: Costs, given: dict[str, Any], said: str) -> None:
-    """The text says what is wrong or what is supported."""
+def test_invalid_arguments_are_usage_errors(narrow: Costs, given: dict[str, Any], said: str) -> None:
+    """The text gives the reason or the supported values."""
     given = {"links": links(), **given}
     with pytest.raises(UsageError, match=said):
         plan(narrow, given.pop("links"), **given)
@@ -289,7 +289,7 @@ def test_costs_without_layers_are_a_usage_error() -> None:
         plan(graph(inputs={"in": 1}, outputs="in"), links())
 
 
-def test_a_plan_is_plain_values_for_json(narrow: Costs) -> None:
+def test_a_plan_converts_to_plain_json_values(narrow: Costs) -> None:
     """Infinite rates become null; nothing else is lost."""
     plain = json.loads(json.dumps(plan(narrow, links()).to_builtins(), allow_nan=False))
     assert plain["row"] == "cut-1" and plain["cut"]["cloud"] == ["b"]
@@ -297,8 +297,8 @@ def test_a_plan_is_plain_values_for_json(narrow: Costs) -> None:
     assert [row["name"] for row in plain["table"]["rows"]] == ["remote", "cut-1", "local"]
 
 
-def test_free_layers_and_an_endless_link() -> None:
-    """Zero costs everywhere: nothing divides by zero, and nothing is sent."""
+def test_free_layers_on_an_infinite_link_divide_nothing_by_zero() -> None:
+    """Zero costs everywhere, and nothing is sent."""
     costs = graph(layer("a", "in", {"out": 0}, 0.0, 0.0), inputs={"in": 0}, outputs="out")
     found = plan(costs, links(Link(up_bytes_per_s=float("inf"), down_bytes_per_s=float("inf"), rtt_s=0.0)))
     assert (found.row.name, found.seconds, found.certificate.gap) == ("local", 0.0, 0.0)
@@ -309,24 +309,24 @@ def test_candidates_show_the_table_the_pure_modes_and_some_more() -> None:
     layers = [layer(f"l{i}", f"t{i}", {f"t{i + 1}": 50 + 40 * (i % 2)}, 0.01, 0.001) for i in range(30)]
     costs = graph(*layers, inputs={"t0": 60}, outputs="t30")
     shown = candidates(costs, links(), {"keep_first": 2})
-    names = [one.row.name for one in shown]
+    names = [row.row.name for row in shown]
     assert names[0] == "remote" and names[-1] == "local" and len(names) == 10 == len(set(names))
-    assert [one.allowed for one in shown] == [False] + [True] * 9
-    assert [one.row.name for one in shown if one.best] == [plan(costs, links(), limits={"keep_first": 2}).row.name]
-    for one in shown:
-        assert one.seconds == latency_s(one.row, Conditions(link=LINK))
-        assert one.in_table == (one.row in plan(costs, links(), limits={"keep_first": 2}).table.rows)
+    assert [row.allowed for row in shown] == [False] + [True] * 9
+    assert [row.row.name for row in shown if row.best] == [plan(costs, links(), limits={"keep_first": 2}).row.name]
+    for candidate in shown:
+        assert candidate.seconds == latency_s(candidate.row, Conditions(link=LINK))
+        assert candidate.in_table == (candidate.row in plan(costs, links(), limits={"keep_first": 2}).table.rows)
 
 
-def test_the_example_in_the_docs_plans_as_they_say() -> None:
+def test_the_example_in_the_docs_gives_the_printed_plan() -> None:
     """docs/costs.md: the file there is complete, and planning it gives the figures printed beneath it."""
     page = (REPOSITORY / "docs" / "costs.md").read_text()
     costs = load_costs(json.loads(re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0]))
     found = plan(costs, {"device-cloud": {"up_bytes_per_s": 731250, "down_bytes_per_s": 1720000, "rtt_s": 0.06}})
     printed = [
-        f"{one.row.name:10} {' '.join(one.row.layers) or '-':18} {one.row.up_bytes:>7} {one.seconds * 1000:>7.1f}"
-        + (" <- best" if one.best else "")
-        for one in candidates(costs, {"device-cloud": found.link})
+        f"{cut.row.name:10} {' '.join(cut.row.layers) or '-':18} {cut.row.up_bytes:>7} {cut.seconds * 1000:>7.1f}"
+        + (" <- best" if cut.best else "")
+        for cut in candidates(costs, {"device-cloud": found.link})
     ]
     assert "\n".join(printed) in page
     assert found.row.name == "cut-1" and found.row.compress

@@ -56,7 +56,7 @@ def check_optimum(label: str, costs: Costs, link: Link, found: PlanResult, cuts:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_the_optimum_is_that_of_trying_every_cut(batch: int) -> None:
+def test_the_optimum_matches_brute_force_over_cuts(batch: int) -> None:
     """Same seconds, and of equals the same bytes and as much on the device; with layers bound to a tier too."""
     for label, rng, costs in instances(batch, (0.0, 0.1)):
         link = some_link(rng)
@@ -95,20 +95,20 @@ def test_a_row_is_best_within_its_range(batch: int) -> None:
     for label, rng, costs in instances(batch):
         link = some_link(rng)
         found = plan(costs, {"device-cloud": link})
-        ranges = sorted(one for one in found.ranges.values() if one is not None)
+        ranges = sorted(value for value in found.ranges.values() if value is not None)
         assert ranges[0][0] == 0.0 and ranges[-1][1] == float("inf"), label
         assert all(low[1] == pytest.approx(high[0]) for low, high in itertools.pairwise(ranges)), label
-        for name, one in found.ranges.items():
-            if one is None:
+        for name, bounds in found.ranges.items():
+            if bounds is None:
                 continue
-            inside = (max(one[0], 1e-3) * min(one[1], 1e12)) ** 0.5
+            inside = (max(bounds[0], 1e-3) * min(bounds[1], 1e12)) ** 0.5
             now = Conditions(link=Link(up_bytes_per_s=inside, down_bytes_per_s=link.down_bytes_per_s, rtt_s=link.rtt_s))
             best = min(latency_s(row, now) for row in found.table.rows)
             assert latency_s(found.table.row(name), now) == pytest.approx(best, rel=EXACT, abs=1e-15), label
 
 
 @pytest.mark.parametrize("batch", range(2))
-def test_limits_keep_to_the_cuts_they_allow(batch: int) -> None:
+def test_limited_optimum_matches_brute_force_over_allowed_cuts(batch: int) -> None:
     """With the raw input or the first layers kept, the optimum is that of the cuts that keep them."""
     for label, rng, costs in instances(batch):
         link, first, raw = some_link(rng), rng.randrange(0, 4), rng.random() < 0.5
@@ -123,8 +123,8 @@ def test_limits_keep_to_the_cuts_they_allow(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", range(2))
-def test_a_forced_layer_keeps_it_and_all_it_needs(batch: int) -> None:
-    """Exactly the layer and its ancestors run on the device, and the table has that row and all-local alone."""
+def test_a_forced_cut_keeps_the_layer_and_its_ancestors_local(batch: int) -> None:
+    """Exactly these run on the device, and the table has that row and all-local alone."""
     for label, rng, costs in instances(batch):
         link, last = some_link(rng), rng.choice(costs.layers).name
         needed = min((cut.on_device for cut in every_cut(costs) if last in cut.on_device), key=len)

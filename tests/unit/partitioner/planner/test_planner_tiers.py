@@ -51,14 +51,14 @@ def check(label: str, found: PlanResult, tried: list[Tried], value: Value) -> No
     assert found.value == pytest.approx(best, rel=EXACT, abs=1e-15), label
     assert found.certificate.lower_bound <= best * (1 + EXACT), label
     assert found.certificate.gap <= EXACT, label
-    equal = [one for one in tried if value(one) <= best * (1 + 1e-11) + 1e-16]
+    equal = [assignment for assignment in tried if value(assignment) <= best * (1 + 1e-11) + 1e-16]
     layers = [sum(1 for _ in names) * tier for tier, names in enumerate(found.cut.values())]
-    assert (found.bytes, sum(layers)) == min(one.rank for one in equal), label
+    assert (found.bytes, sum(layers)) == min(assignment.rank for assignment in equal), label
 
 
 @pytest.mark.parametrize(("tiers", "most", "count"), [(3, 6, 60), (3, 7, 12), (4, 5, 25)])
 @pytest.mark.parametrize("bound", [0.0, 0.15])
-def test_the_optimum_is_that_of_trying_every_assignment(tiers: int, most: int, count: int, bound: float) -> None:
+def test_the_optimum_matches_brute_force_over_assignments(tiers: int, most: int, count: int, bound: float) -> None:
     """Seconds, bound, and of equals the fewest bytes and the nearest layers; with layers bound to some tiers too."""
     for label, rng, costs in instances(count, tiers, most, bound=bound):
         links = some_links(rng, tiers)
@@ -81,7 +81,7 @@ def test_limits_about_the_device_hold_with_three_tiers() -> None:
         kept = {
             i for i, layer in enumerate(costs.layers) if i < first or (raw and not costs.raw.isdisjoint(layer.reads))
         }
-        tried = [one for one in every_assignment(costs) if all(one.tier_of[i] == 0 for i in kept)]
+        tried = [assignment for assignment in every_assignment(costs) if all(assignment.tier_of[i] == 0 for i in kept)]
         found = plan(costs, named(links), limits={"keep_first": first, "keep_raw_input": raw})
         check(label, found, tried, lambda one, links=links: one.latency_s(links))
         forced = plan(costs, named(links), limits={"force": "edge"})
@@ -89,7 +89,7 @@ def test_limits_about_the_device_hold_with_three_tiers() -> None:
 
 
 @pytest.mark.parametrize(("tiers", "most", "count"), [(2, 8, 40), (3, 6, 40)])
-def test_energy_is_that_of_the_radio_s_paper(tiers: int, most: int, count: int) -> None:
+def test_energy_follows_the_published_radio_model(tiers: int, most: int, count: int) -> None:
     """Device joules by the definition: layers, encoding, waiting, bytes by the radio's model, promotion and tail."""
     for label, rng, costs in instances(count, tiers, most):
         links = some_links(rng, tiers)
@@ -174,7 +174,10 @@ def test_p95_of_several_varying_links_states_its_gap() -> None:
             for up, down in zip(traces[0], given[0]["down_bytes_per_s"], strict=True)
             for other in traces[1]
         ]
-        values = {one: p95([(one.latency_s(links), 1.0) for links in scenes]) for one in every_assignment(costs)}
+        values = {
+            assignment: p95([(assignment.latency_s(links), 1.0) for links in scenes])
+            for assignment in every_assignment(costs)
+        }
         found = plan(costs, named(given), objective="latency_p95")
         tier_of = {name: tier for tier, names in enumerate(found.cut.values()) for name in names}
         mine = tuple(tier_of[layer.name] for layer in costs.layers)
@@ -195,11 +198,11 @@ def test_the_table_of_three_tiers_is_best_at_every_first_bandwidth() -> None:
             now = Link(up_bytes_per_s=up, down_bytes_per_s=links[0].down_bytes_per_s, rtt_s=rtt_s)
             chosen = choose_row(found.table, Conditions(link=now))
             assert chosen is not None
-            best = min(one.latency_s([now, links[1]]) for one in tried)
+            best = min(assignment.latency_s([now, links[1]]) for assignment in tried)
             assert latency_s(chosen, Conditions(link=now)) == pytest.approx(best, rel=1e-7, abs=1e-15), (label, now)
 
 
-def test_compression_on_a_further_link_alone_tells_rows_apart() -> None:
+def test_rows_differ_by_compression_on_a_later_link_alone() -> None:
     """Nothing goes up the first link, so its row says nothing of compression: the table once kept the slower twin."""
     packed = {"bytes": 9, "codecs": {"raw+zstd": {"bytes": 1}}}
     first = {"name": "a", "reads": [], "writes": {"t": packed}, "seconds": {"edge": 1.0}}
@@ -213,7 +216,7 @@ def test_compression_on_a_further_link_alone_tells_rows_apart() -> None:
     assert [latency_s(row, Conditions(link=link)) for row in found.table.rows] == [3.0]
 
 
-def test_an_energy_table_is_chosen_from_by_joules() -> None:
+def test_the_agent_chooses_from_an_energy_table_by_joules() -> None:
     """The device takes the row that spends least at today's bandwidth, not the fastest."""
     for label, rng, costs in instances(20, 2, 6):
         (link,) = some_links(rng, 2)
@@ -226,7 +229,9 @@ def test_an_energy_table_is_chosen_from_by_joules() -> None:
             chosen = choose_row(found.table, Conditions(link=now))
             assert chosen is not None
             spent = cost(chosen, Conditions(link=now), found.table.weights, found.table.power)
-            best = min(one.latency_s([now]) + 0.3 * one.energy_j([now], idle, busy, LTE) for one in tried)
+            best = min(
+                assignment.latency_s([now]) + 0.3 * assignment.energy_j([now], idle, busy, LTE) for assignment in tried
+            )
             assert spent == pytest.approx(best, rel=1e-7, abs=1e-15), label
 
 
@@ -239,12 +244,13 @@ def test_regret_bounds_what_load_and_slow_down_cost() -> None:
         for load, slowdown in [(1, 1), (2, 1), (8, 4), (3, 1.5), (rng.uniform(1, 8), rng.uniform(1, 4))]:
             now = Conditions(link=links[0], server_load=load, device_slowdown=slowdown)
             chosen = min(latency_s(row, now) for row in found.table.rows)
-            best = min(one.latency_s(links, load, slowdown) for one in tried)
+            best = min(assignment.latency_s(links, load, slowdown) for assignment in tried)
             assert chosen <= best * (1 + found.regret + EXACT) + 1e-15, (label, load, slowdown)
 
 
-def test_of_cuts_equal_at_every_bandwidth_a_slow_device_still_gets_its_own() -> None:
-    """The table keeps one of them; the other was then counted as if it were there, and the regret was too small."""
+def test_regret_counted_a_row_that_the_table_had_dropped() -> None:
+    """Of cuts equal at every bandwidth the table keeps one; the other was then counted as if it were there, and the
+    regret was too small."""
     layers = [
         {"name": "a", "reads": ["i"], "writes": {"t": {"bytes": 10}}, "seconds": {"device": 1.0, "cloud": 1.0}},
         {"name": "b", "reads": ["t"], "writes": {"o": {"bytes": 0}}, "seconds": {"device": 9.0, "cloud": 1.0}},
@@ -265,7 +271,7 @@ def test_of_cuts_equal_at_every_bandwidth_a_slow_device_still_gets_its_own() -> 
     assert slow is not None and slow.name == "remote"
 
 
-def test_a_row_of_three_tiers_says_who_does_what() -> None:
+def test_a_three_tier_row_assigns_layers_to_tiers() -> None:
     """The first link's figures stand in the row, the second's in its hop; the device's arithmetic needs no more."""
     costs = random_tier_costs(random.Random(5), 4, 3)
     links = [Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.0)] * 2

@@ -1,4 +1,4 @@
-"""The reasons for a plan are true: each is compared with trying every assignment."""
+"""The explanation of a plan is true: each statement is compared with brute force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LTE = Link(up_bytes_per_s=4e5, down_bytes_per_s=1e6, rtt_s=0.02)
 
 def least(costs: Costs, links: list[Link], *, but: tuple[int, ...] | None = None) -> float:
     """Seconds of the best assignment, one of them left out."""
-    return min(one.latency_s(links) for one in force.every_assignment(costs) if one.tier_of != but)
+    return min(assignment.latency_s(links) for assignment in force.every_assignment(costs) if assignment.tier_of != but)
 
 
 def numbers(costs: Costs, cut: dict[str, tuple[str, ...]]) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ def numbers(costs: Costs, cut: dict[str, tuple[str, ...]]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("tiers", "layers", "instances"), [(2, 7, 25), (3, 5, 15)])
-def test_the_next_best_is_the_second_of_all(tiers: int, layers: int, instances: int) -> None:
+def test_the_next_best_cut_matches_brute_force(tiers: int, layers: int, instances: int) -> None:
     """Of every assignment but the plan's none is better, over random graphs with shared tensors and bound layers."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
@@ -47,16 +47,20 @@ def test_the_next_best_is_the_second_of_all(tiers: int, layers: int, instances: 
         tried += 1
         made = plan(costs, named)
         found = explain(costs, named, None, made)
-        others = [one for one in force.every_assignment(costs) if one.tier_of != numbers(costs, made.cut)]
+        others = [
+            assignment for assignment in force.every_assignment(costs) if assignment.tier_of != numbers(costs, made.cut)
+        ]
         if not others:
             assert found.next_best is None
             continue
         assert found.next_best is not None and found.next_exact
-        assert found.next_best.value == pytest.approx(min(one.latency_s(links) for one in others), rel=CLOSE, abs=1e-12)
+        assert found.next_best.value == pytest.approx(
+            min(assignment.latency_s(links) for assignment in others), rel=CLOSE, abs=1e-12
+        )
 
 
-def test_moves_are_all_that_can_be_made_and_cost_what_they_say() -> None:
-    """Each single layer that may go elsewhere alone, with the seconds of the assignment that this gives."""
+def test_moves_are_complete_and_their_costs_exact() -> None:
+    """Each single layer that may change its tier alone, with the seconds of the resulting assignment."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -66,9 +70,9 @@ def test_moves_are_all_that_can_be_made_and_cost_what_they_say() -> None:
         found = explain(costs, {"device-edge": LTE}, None, made)
         mine = numbers(costs, made.cut)
         near = {
-            one.tier_of: one.latency_s([LTE])
-            for one in sorted(force.every_assignment(costs), key=lambda one: -one.latency_s([LTE]))
-            if sum(a != b for a, b in zip(one.tier_of, mine, strict=True)) == 1
+            assignment.tier_of: assignment.latency_s([LTE])
+            for assignment in sorted(force.every_assignment(costs), key=lambda one: -one.latency_s([LTE]))
+            if sum(a != b for a, b in zip(assignment.tier_of, mine, strict=True)) == 1
         }
         told = {
             tuple(
@@ -96,7 +100,7 @@ def at(change: CutChange, costs: Costs, value: float) -> tuple[Costs, Link]:
     return slowed(costs, ["edge"] if change.subject == "server load" else ["device"], value), LTE
 
 
-def test_the_choice_changes_where_it_is_said_to_and_not_before() -> None:
+def test_the_choice_changes_exactly_at_the_stated_points() -> None:
     """On the near side of each change the cut is still the best of all, beyond it no more."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
@@ -112,7 +116,11 @@ def test_the_choice_changes_where_it_is_said_to_and_not_before() -> None:
             beyond = change.at * (1.01 if change.rises else 0.99)
             for value, best in ((nearer, True), (beyond, False)):
                 there, link = at(change, costs, value)
-                own = min(one.latency_s([link]) for one in force.every_assignment(there) if one.tier_of == mine)
+                own = min(
+                    assignment.latency_s([link])
+                    for assignment in force.every_assignment(there)
+                    if assignment.tier_of == mine
+                )
                 assert (own <= least(there, [link]) * (1 + 1e-7)) == best, (change, value)
     assert seen > 25
 
@@ -127,12 +135,12 @@ def test_a_limit_that_binds_is_named_with_its_price() -> None:
     assert not told["deadline_s=2.0"].binds
 
 
-def test_memory_binds_through_the_fallback() -> None:
-    """A warm fallback holds the whole model's weights; giving it up is told as what it costs."""
+def test_a_binding_memory_limit_prices_the_fallback() -> None:
+    """A warm fallback holds the whole model's weights; the price of giving it up is reported."""
     heavy = force_weights(chain_costs(), 90_000)
     limits = {"memory_bytes": 460_000.0}
     found = explain(heavy, {"device-cloud": LTE}, limits)
-    bind = {one.limit: one for one in found.limits}
+    bind = {limit.limit: limit for limit in found.limits}
     assert set(bind) == {"memory_bytes=460000.0", "fallback=warm"}
     assert bind["fallback=warm"].without.value <= found.best.value
 
@@ -143,8 +151,8 @@ def force_weights(costs: Costs, weight_bytes: int) -> Costs:
     return msgspec.structs.replace(costs, layers=layers)
 
 
-def test_a_forced_cut_is_weighed_against_the_free_one() -> None:
-    """No next best and no changes, but what forcing costs."""
+def test_a_forced_cut_is_compared_with_the_free_optimum() -> None:
+    """No next best and no changes, but the cost of forcing."""
     found = explain(chain_costs(), {"device-cloud": LTE}, {"force": "device"})
     assert found.next_best is None and not found.changes
     (bind,) = found.limits
@@ -162,20 +170,20 @@ def test_every_objective_is_explained(objective: str | dict[str, float]) -> None
     assert list(sentences(found))
 
 
-def told(found: Explanation) -> str:
+def sentences_of(found: Explanation) -> str:
     """All sentences."""
     return " ".join(sentences(found))
 
 
-def test_sentences_say_why_and_what_next() -> None:
+def test_explanation_sentences_give_reasons_and_alternatives() -> None:
     """The cut, where its seconds go, the pure modes, and the next best with its distance."""
-    text = told(explain(chain_costs(), {"device-cloud": LTE}))
+    text = sentences_of(explain(chain_costs(), {"device-cloud": LTE}))
     assert "Why the cut after narrow?" in text and "device 90.0 + link" in text
     assert "All on the device takes 490.0 ms; all on cloud takes" in text
     assert "Next best is" in text and "No limit was set." in text
 
 
-def test_cuts_and_limits_have_words() -> None:
+def test_cuts_and_limits_are_named_as_options() -> None:
     """As the command line spells them."""
     found = explain(chain_costs(), {"device-cloud": LTE}, {"force": "device"})
     assert cut_text(found.tiers, found.best) == "all on the device"

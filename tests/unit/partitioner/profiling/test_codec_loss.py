@@ -1,4 +1,4 @@
-"""What a codec does to answers, as one figure; and what an allowance makes of it."""
+"""The loss that a codec causes in the outputs, and its comparison with an allowance."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edgesplit_partitioner.profiling.codec_loss import (
 SCORES = np.array([[0.1, 0.7, 0.2]], np.float32)
 
 
-def test_the_same_answer_loses_nothing() -> None:
-    """Not even where it is not a number."""
+def test_equal_outputs_have_no_loss() -> None:
+    """Also where they contain NaN."""
     for answer in (SCORES, np.array([np.nan, 1.0], np.float32), np.array([7]), np.zeros(3, np.float32)):
         assert sample_loss({"y": answer.copy()}, {"y": answer}) == SampleLoss(error=0.0)
 
@@ -40,21 +40,21 @@ def test_the_same_answer_loses_nothing() -> None:
         (np.zeros(3), np.zeros(4), 1.0),
     ],
 )
-def test_error_is_a_part_of_the_answers_largest_value(got: np.ndarray, wanted: np.ndarray, error: float) -> None:
-    """At most 1; of whole numbers, which may be names, the part that differs."""
+def test_error_is_relative_to_the_outputs_largest_value(got: np.ndarray, wanted: np.ndarray, error: float) -> None:
+    """At most 1; of integers, which may be class numbers, the share that differs."""
     assert sample_loss({"y": got}, {"y": wanted}).error == pytest.approx(error)
 
 
-def test_only_one_row_of_scores_or_one_number_names_a_class() -> None:
-    """A mask beside a state, a box, a picture: no class is read out of those."""
+def test_a_class_is_read_from_one_row_of_scores_or_one_number() -> None:
+    """A mask beside a state, a box, a picture: no class is read from those."""
     assert predicted_class({"y": SCORES}) == predicted_class({"y": SCORES.reshape(1, 3, 1, 1)}) == 1
     assert predicted_class({"y": np.array([4])}) == 4
     for outputs in ({"y": SCORES, "state": SCORES}, {"y": np.zeros((2, 3))}, {"y": np.array([0.5])}, {}):
         assert predicted_class(outputs) is None
 
 
-def test_labels_turn_changes_into_accuracy() -> None:
-    """A wrong answer that became another wrong one, or a right one, loses nothing; a right one that is lost does."""
+def test_with_labels_loss_is_accuracy() -> None:
+    """A wrong output that became another wrong one, or a right one, is no loss; a right one that turned wrong is."""
     other = SCORES[:, ::-1].copy()
     other[0, 0] = 0.9
     assert sample_loss({"y": other}, {"y": SCORES}, label=1) == SampleLoss(error=1.0, changed=True, right=False)
@@ -64,7 +64,7 @@ def test_labels_turn_changes_into_accuracy() -> None:
     assert msgspec.structs.replace(mistaken, accuracy=None).loss == 0.5
 
 
-def test_halves_share_no_sample_and_are_always_the_same() -> None:
+def test_sample_halves_are_disjoint_and_deterministic() -> None:
     """Every sample is in one of them; neither is what is sorted first, nor every other."""
     for count in range(2, 40):
         one, other = split_halves(count)
@@ -73,7 +73,7 @@ def test_halves_share_no_sample_and_are_always_the_same() -> None:
     assert split_halves(16)[0] != tuple(range(8)) and split_halves(16)[0] != tuple(range(0, 16, 2))
 
 
-def test_a_half_is_summed_up() -> None:
+def test_losses_of_a_half_are_averaged() -> None:
     """Means over the half's samples; accuracy only where every one of them has its label."""
     samples = [SampleLoss(error=0.1 * n, changed=n == 3, right=n != 3) for n in range(4)]
     whole = [SampleLoss(error=0.0, right=True)] * 4
@@ -102,8 +102,9 @@ def costs(**confirmed: float) -> Costs:
     return Costs(model="m", tiers=("device", "cloud"), inputs={"x": TensorCost(bytes=9)}, outputs=("y",), layers=layers)
 
 
-def test_a_codec_that_does_not_hold_goes_and_the_next_best_stays() -> None:
-    """Chosen within the allowance by one half, beyond it on the other: out, compressed or not; fp16 and raw stay."""
+def test_an_unconfirmed_codec_is_dropped_for_the_next_best() -> None:
+    """Chosen within the allowance by one half, beyond it on the other: dropped, compressed or not; fp16 and raw
+    stay."""
     row = Row(name="cut-1", sends=("t",), codecs={"t": "int8"}, compress=True)
     known = costs(int8=0.02, fp16=0.001)
 
@@ -115,8 +116,8 @@ def test_a_codec_that_does_not_hold_goes_and_the_next_best_stays() -> None:
     assert not unconfirmed([row], known, 0.02)
 
 
-def test_a_row_says_both_figures() -> None:
-    """Its loss as it was chosen, and as it was confirmed; a lossless row says nothing."""
+def test_a_row_states_its_chosen_and_confirmed_loss() -> None:
+    """A lossless row states neither."""
     tensors = costs(int8=0.02).tensors
     row = Row(name="cut-1", sends=("t",), codecs={"t": "int8"})
 

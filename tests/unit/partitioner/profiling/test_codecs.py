@@ -1,4 +1,4 @@
-"""Measuring codecs: every float tensor by every codec, exactly what the other side would compute from it."""
+"""Measuring codecs: every float tensor by every codec, with exactly the remote side's outputs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_losses_are_those_of_the_model_run_from_the_decoded_tensor() -> None:
         assert one.cost.loss == one.chosen.loss and one.cost.confirmed_loss == one.confirmed.loss
 
 
-def test_sizes_are_what_travels_and_eight_bits_are_a_quarter() -> None:
+def test_codec_sizes_are_the_encoded_bytes() -> None:
     """fp16 halves; int8 quarters, companions counted; every codec has its seconds."""
     model = prepare_model(diamond())
     found = measure_codecs(model, model.graph, samples=samples(2)).tensors["t"]
@@ -78,21 +78,21 @@ def test_sizes_are_what_travels_and_eight_bits_are_a_quarter() -> None:
     raw = model.types["t"].bytes
     assert found["fp16"].cost.bytes == raw / 2
     assert raw / 4 < found["int8"].cost.bytes < raw / 4 + 250
-    for one in found.values():
-        for cost in (one.cost, one.packed):
+    for value in found.values():
+        for cost in (value.cost, value.packed):
             assert set(cost.encode_s) == set(cost.decode_s) == {"cloud"}
-        assert 0 <= one.chosen.error < 0.1 and one.chosen.accuracy is None
+        assert 0 <= value.chosen.error < 0.1 and value.chosen.accuracy is None
 
 
-def test_a_tensor_that_the_guard_sends_raw_has_no_such_codec() -> None:
+def test_a_codec_is_not_offered_for_tensors_out_of_its_range() -> None:
     """Values beyond fp16's largest: int8 is offered, fp16 is not."""
     model = prepare_model(diamond(huge=True))
 
     assert set(measure_codecs(model, model.graph, samples=samples(3)).tensors["t"]) == {"int8"}
 
 
-def test_labels_say_how_accurate_each_half_stays() -> None:
-    """With every answer as its label the raw model is always right, and int8's accuracy is told beside it."""
+def test_labels_give_the_accuracy_of_each_half() -> None:
+    """With every output as its label the raw model is always right, and int8's accuracy stands beside it."""
     model, given = prepare_model(diamond()), samples(4)
     session = onnxruntime.InferenceSession(model.raw, providers=["CPUExecutionProvider"])
     labels = [int(session.run(None, sample)[0].argmax()) for sample in given]
@@ -104,8 +104,8 @@ def test_labels_say_how_accurate_each_half_stays() -> None:
         measure_codecs(model, model.graph, samples=given, labels=[1, 2, 3])
 
 
-def test_one_sample_confirms_nothing() -> None:
-    """So no lossy codec is offered; nor without any, nor under a name that is taken."""
+def test_one_sample_offers_no_lossy_codec() -> None:
+    """Nor do none, nor a codec name that is taken."""
     model = prepare_model(diamond())
     assert measure_codecs(model, model.graph, samples=samples(1)) == CodecMeasurements()
     assert measure_codecs(model, model.graph) == CodecMeasurements()
@@ -113,7 +113,7 @@ def test_one_sample_confirms_nothing() -> None:
     assert "t" not in measure_codecs(taken, taken.graph, samples=samples(2)).tensors
 
 
-def test_lossy_codecs_stand_beside_the_lossless_ones() -> None:
+def test_lossy_codecs_are_added_to_the_lossless_ones() -> None:
     """Costs get both, compressed and not; a tensor that has none stays as it was."""
     model = prepare_model(diamond())
     measured = measure_codecs(model, model.graph, samples=samples(2))

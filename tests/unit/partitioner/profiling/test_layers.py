@@ -54,7 +54,7 @@ def graph(*, frames: bool = False) -> LayerGraph:
 
 
 @pytest.mark.parametrize("names", [("double", "rectify", "sum"), ("", "", ""), ("same", "same", "same")])
-def test_every_layer_of_onnx_gets_its_time(names: tuple[str, ...]) -> None:
+def test_every_onnx_layer_gets_its_time(names: tuple[str, ...]) -> None:
     """Each layer that has nodes is timed, also where the model's nodes have no names or share one."""
     times = measure_layers(model(names), graph(frames=True), runs=3, warmup=1)
 
@@ -63,7 +63,7 @@ def test_every_layer_of_onnx_gets_its_time(names: tuple[str, ...]) -> None:
 
 
 def test_progress_counts_every_run() -> None:
-    """A progress display hears of each run, warm-up included."""
+    """The progress callback receives each run, warm-up included."""
     heard: list[tuple[int, int]] = []
     measure_layers(model(), graph(), runs=3, warmup=2, progress=lambda done, all_: heard.append((done, all_)))
 
@@ -78,18 +78,18 @@ def test_progress_counts_every_run() -> None:
     ],
 )
 def test_a_model_that_cannot_run_is_refused(raw: bytes, said: str) -> None:
-    """What is no model, and what the runtime refuses, is ModelRefused with the runtime's reason."""
+    """An invalid model, and one that the runtime refuses, is ModelRefused with the runtime's reason."""
     with pytest.raises(ModelRefused, match=said):
         measure_layers(raw, graph(), runs=1)
 
 
-def test_another_models_graph_is_noticed() -> None:
+def test_a_graph_of_another_model_is_refused() -> None:
     """A layer graph with more nodes than the model is a caller's error."""
     with pytest.raises(UsageError, match="more nodes"):
         measure_layers(model(), LayerGraph((layer("a", (7,), "x", "y"),), {}, ("x",), ("y",)), runs=1)
 
 
-def test_half_of_a_relus_values_are_gone() -> None:
+def test_a_rectified_tensor_compresses_well() -> None:
     """Given tensors, each tensor has its raw size and a compressed one: a rectified tensor of zeros shrinks a lot."""
     negative = {"x": np.full((1, 3, 8, 8), -1, np.float32)}
     samples = measure_samples(model(), graph(), samples=[negative, negative])
@@ -102,7 +102,7 @@ def test_half_of_a_relus_values_are_gone() -> None:
     assert set(codec.encode_s) == set(codec.decode_s) == {"cloud"}
 
 
-def test_a_frame_weighs_what_travels() -> None:
+def test_a_frames_size_is_its_jpeg_bytes() -> None:
     """Given frames, the frame's tensor is its JPEG bytes, which do not compress, and the first tensor is decoded."""
     frames = [synthetic_frame(SPEC, seed) for seed in range(3)]
     samples = measure_samples(model(), graph(frames=True), spec=SPEC, samples=frames)
@@ -113,8 +113,8 @@ def test_a_frame_weighs_what_travels() -> None:
     assert samples.tensors["x"].bytes == 768
 
 
-def test_without_samples_only_sizes_are_known() -> None:
-    """Noise says nothing about compression, so nothing is claimed, and the basis says so."""
+def test_without_samples_nothing_is_measured_compressed() -> None:
+    """Noise is no evidence about compression, so nothing is claimed, and the basis records it."""
     samples = measure_samples(model(), graph(frames=True), spec=SPEC)
 
     assert samples.count == 0 and "without samples" in samples.basis
@@ -152,8 +152,8 @@ def node(name: str, start: int, duration: int) -> dict[str, Any]:
     return event("Node", f"{name}_kernel_time", start, duration)
 
 
-def test_a_subgraphs_nodes_are_counted_once() -> None:
-    """The time of an If already holds that of the branch inside it, even where a name inside repeats one outside."""
+def test_subgraph_nodes_are_not_counted_twice() -> None:
+    """The time of an If already contains that of the branch inside it, even where a name inside repeats one outside."""
     trace = [
         node("a", 30, 5),
         node("inner", 12, 3),
@@ -167,7 +167,7 @@ def test_a_subgraphs_nodes_are_counted_once() -> None:
     assert {name: round(time.median_s * 1e6) for name, time in times.items()} == {"A": 5, "IF": 12, "B": 7}
 
 
-def test_what_the_runtime_inserts_belongs_to_its_neighbour() -> None:
+def test_nodes_inserted_by_the_runtime_count_for_their_neighbour() -> None:
     """A cast that the runtime added counts for the layer before it, or for the first one."""
     trace = [
         event("Session", "model_run", 0, 100),

@@ -1,4 +1,4 @@
-"""Slices measured whole, and what a plan's costs become by it."""
+"""Slices measured whole, and the correction of a plan's costs by them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def cut(name: str, layers: int) -> list[CutSlice]:
 
 
 @pytest.mark.parametrize("name", ["chain", "branches", "state"])
-def test_every_slice_is_timed_on_what_the_ones_before_wrote(name: str) -> None:
+def test_slices_are_timed_on_outputs_of_the_earlier_ones(name: str) -> None:
     """Medians and 95th percentiles by slice, p95 never below the median."""
     slices = cut(name, 1)
     times = measure_slices(slices, runs=3, warmup=1)
 
-    assert list(times) == [one.slice.name for one in slices] and len(times) == 2
+    assert list(times) == [slice_.slice.name for slice_ in slices] and len(times) == 2
     assert all(0 < time.median_s <= time.p95_s for time in times.values())
 
 
 def test_a_slice_that_cannot_run_is_refused() -> None:
-    """A file that is no model is the child's end, not ours."""
+    """An invalid file ends the child process, not this one."""
     broken = cut("chain", 1)
     files = {name: [b"no model"] for name in broken[0].runs}
 
@@ -54,7 +54,7 @@ def slice_(name: str, *layers: str) -> Slice:
 LAYER_S = {"a": 0.01, "b": 0.02, "c": 0.03}
 
 
-def test_the_factor_is_of_all_slices_together() -> None:
+def test_the_correction_factor_covers_all_slices() -> None:
     """Whole over summed seconds; a slice without layers' seconds counts on neither side."""
     slices = [slice_("s1", "a"), slice_("s2", "b", "c"), slice_("s3", "unmeasured")]
     times = {"s1": LayerTime(0.008, 0.01), "s2": LayerTime(0.046, 0.05), "s3": LayerTime(9.0, 9.0)}
@@ -63,13 +63,13 @@ def test_the_factor_is_of_all_slices_together() -> None:
 
 
 @pytest.mark.parametrize("median_s", [0.0, 1.0, 0.0001])
-def test_a_factor_that_cannot_be_is_none(median_s: float) -> None:
-    """Nothing measured, or a hundred times off: the layers are believed."""
+def test_an_implausible_correction_factor_is_ignored(median_s: float) -> None:
+    """Nothing measured, or a hundred times off: the layers' sums stay."""
     assert whole_factor({"s1": LayerTime(median_s, median_s)}, [slice_("s1", "a")], LAYER_S) is None
     assert whole_factor({}, [slice_("s1", "a")], LAYER_S) is None
 
 
-def test_correcting_changes_one_tier_and_says_so() -> None:
+def test_the_correction_changes_one_tier_and_its_basis() -> None:
     """Device seconds stay, and so does the input layer's time, which was measured whole already."""
     tensor = {"t": TensorCost(bytes=4)}
     layers = (

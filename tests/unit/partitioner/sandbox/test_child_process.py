@@ -25,7 +25,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     return write
 
 
-def test_the_job_arrives_and_each_line_of_the_answer_is_passed_on(child: Child, tmp_path: Path) -> None:
+def test_a_child_receives_its_job_and_streams_its_answer(child: Child, tmp_path: Path) -> None:
     """Arguments, the whole standard input, lines in their order, and the content of the result file."""
     module = child(
         "print(sys.argv[1]); print(sys.stdin.read(), flush=True); open(sys.argv[2], 'w').write('done')",
@@ -48,11 +48,10 @@ def test_the_job_arrives_and_each_line_of_the_answer_is_passed_on(child: Child, 
         ("os.kill(os.getpid(), signal.SIGTERM)", 60.0, Interrupted, "SIGTERM"),
     ],
 )
-def test_the_end_of_a_child_without_an_answer_has_a_reason(
+def test_a_child_without_an_answer_fails_with_the_reason(
     child: Child, program: str, limit_s: float, kind: type[EdgeError], reason: str
 ) -> None:
-    """Crashes, errors and hangs are failures of the model; a signal from outside is an interruption, however the child
-    is asked."""
+    """Crashes, errors and hangs are failures of the model; a signal from outside is an interruption, in either mode."""
     defaults = "for name in ('SIGINT', 'SIGTERM'): signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
     module = child(f"resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n{defaults}{program}")
     with pytest.raises(kind, match=reason):
@@ -61,21 +60,21 @@ def test_the_end_of_a_child_without_an_answer_has_a_reason(
         process.ask(b"job", limit_s)
 
 
-def test_a_child_that_ends_well_without_its_result_is_a_failure(child: Child, tmp_path: Path) -> None:
-    """A library may end the process in good order in the middle of a model; an older result is no answer."""
+def test_exit_code_zero_without_a_result_is_a_failure(child: Child, tmp_path: Path) -> None:
+    """A library may exit the process in the middle of a model; an older result is no answer."""
     (tmp_path / "result").write_text("of the run before")
     with pytest.raises(ChildFailed, match="exit status 0"):
         run_child(child("sys.exit(0)"), limit_s=60.0, result=tmp_path / "result")
 
 
-def test_a_child_that_complains_much_does_not_block(child: Child) -> None:
+def test_long_standard_error_does_not_block_a_child(child: Child) -> None:
     """More on standard error than a pipe holds, before the first line of the answer."""
     lines: list[bytes] = []
     run_child(child("sys.stderr.write('x' * 2**20); print('done')"), limit_s=60.0, on_line=lines.append)
     assert lines == [b"done\n"]
 
 
-def test_a_child_answers_line_by_line(child: Child) -> None:
+def test_a_persistent_child_answers_line_by_line(child: Child) -> None:
     """Each job has its answer from the same process, until the process ends."""
     module = child("for line in sys.stdin:\n    print(os.getpid(), line.upper(), end='', flush=True)")
     with ChildProcess(module) as process:

@@ -1,4 +1,4 @@
-"""Files that are no TFLite model, or one that cannot be cut, are refused with a reason that is true; none harms us."""
+"""Invalid or indivisible TFLite files are refused with the true reason, and none harms the process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from support import tflite_models
 SEED = 5
 
 
-def test_content_decides_what_a_file_is() -> None:
-    """A file that says TFL3 is prepared as TFLite, whatever anybody calls it."""
+def test_the_model_format_is_detected_by_content() -> None:
+    """A file with the mark TFL3 is prepared as TFLite, whatever its name is."""
     assert prepare_model(tflite_models.chain()).format == "tflite"
 
 
@@ -36,8 +36,8 @@ def test_every_truncated_file_is_refused() -> None:
         pytest.fail(f"{length} of {len(raw)} bytes were read as {len(model.buffers)} buffers")
 
 
-def test_spoilt_bytes_are_refused_or_read() -> None:
-    """Whatever bytes are spoilt in the graph, reading gives a model whose indices all lead somewhere, or a refusal."""
+def test_corrupt_bytes_are_parsed_consistently_or_refused() -> None:
+    """Whatever bytes are corrupt in the graph, parsing gives a model whose indices are all valid, or a refusal."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     for name in ("branches", "looped", "quantised"):
@@ -53,8 +53,8 @@ def test_spoilt_bytes_are_refused_or_read() -> None:
             assert len(set(graph.names)) == len(graph.main.tensors)
 
 
-def test_spoilt_bytes_harm_nobody() -> None:
-    """A few spoilt files go all the way to LiteRT: what comes back is a model or a refusal."""
+def test_corrupt_files_never_crash_the_process() -> None:
+    """A few corrupt files go all the way to LiteRT: the result is a model or a refusal."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     whole = tflite_models.branches()
@@ -96,7 +96,7 @@ def test_a_model_that_crashes_the_runtime_is_refused(tmp_path: Path, monkeypatch
         prepare_model(tflite_models.chain())
 
 
-def test_free_lengths_are_the_files_unless_bound() -> None:
+def test_free_lengths_default_to_the_files_own() -> None:
     """An open dimension has the length that the file runs with; a binding changes it, everywhere inside too."""
     assert tflite_models.prepared("free_batch").inputs[0].shape == (1, 4)
     bound = prepare_model(tflite_models.free_batch(), {"x:0": 3})
@@ -104,8 +104,8 @@ def test_free_lengths_are_the_files_unless_bound() -> None:
 
 
 @pytest.mark.parametrize("bindings", [{"y:0": 3}, {"x:1": 3}, {"x:0": 0}])
-def test_bindings_that_fit_nothing_are_refused(bindings: dict[str, int]) -> None:
-    """A binding of no free dimension is the caller's error, and so is a length of nothing."""
+def test_unknown_or_empty_bindings_are_refused(bindings: dict[str, int]) -> None:
+    """A binding of no free dimension is a usage error, and so is a length of 0."""
     with pytest.raises(UsageError, match="--bind"):
         prepare_model(tflite_models.free_batch(), bindings)
 
@@ -119,8 +119,8 @@ def test_input_spec_feeds_an_nhwc_model() -> None:
     assert (spec.tensor, spec.tensor_width, spec.tensor_height) == ("image", 16, 16)
 
 
-def test_raw_input_stays_in_sight_through_padding() -> None:
-    """Padding moves the picture only; what a convolution made of it is no longer raw."""
+def test_padded_raw_input_is_still_raw() -> None:
+    """Padding only moves the picture; the output of a convolution is no longer raw."""
     assert tflite_models.prepared("chain").graph.raw_tensors == {"image"}
 
 

@@ -34,7 +34,7 @@ def test_tensors_are_weighed_on_samples() -> None:
     assert samples.tensors["q1"].codecs["raw+zstd"].bytes > 0
 
 
-def test_another_models_graph_is_noticed() -> None:
+def test_a_graph_of_another_model_is_refused() -> None:
     """A layer graph with more operators than the model is a caller's error."""
     model = tflite_models.prepared("branches")
     strange = LayerGraph((Layer("a", (70,), ("x",), ("y",), (), 0, ()),), {}, ("x",), ("y",))
@@ -42,7 +42,7 @@ def test_another_models_graph_is_noticed() -> None:
         measure_layers(model, strange, runs=1)
 
 
-def test_what_cannot_run_here_is_refused() -> None:
+def test_a_compiled_model_cannot_be_timed_here() -> None:
     """A model compiled for an Edge TPU cannot be timed without one."""
     model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
     with pytest.raises(ModelRefused, match="compiled for an Edge TPU, and none is here"):

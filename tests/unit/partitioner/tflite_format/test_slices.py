@@ -32,11 +32,11 @@ def run_chain(folder: Path, model: PreparedModel, slices: list[CutSlice], feeds:
     """The slices, written, loaded and run one after the other: all live tensors at the end."""
     onnx_models.write_slices(folder, slices)
     programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: folder / name, DispatchingRuntime())
-    return run_slices(programs, [one.slice.name for one in slices], feeds)
+    return run_slices(programs, [slice_.slice.name for slice_ in slices], feeds)
 
 
 @pytest.mark.parametrize("name", tflite_models.MODELS)
-def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_every_prefix_cut_equals_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Cut after each layer in turn, and after all of them at once, the chain's outputs are the whole's, bit for bit:
     those of the file that was pushed, not only of what we made of it."""
     model = tflite_models.prepared(name)
@@ -50,8 +50,8 @@ def test_every_prefix_gives_the_bits_of_the_whole(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", tflite_models.MODELS)
-def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
-    """Tables of random cuts, not nested in each other, give the whole's bits too."""
+def test_random_closed_sets_equal_the_whole_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Tables of random cuts, not nested in each other, too."""
     model = tflite_models.prepared(name)
     feeds = tflite_models.feeds_of(model, seed=2)
     whole = tflite_models.run_whole(model.raw, feeds, tmp_path)
@@ -63,9 +63,9 @@ def test_random_closed_sets_give_the_bits_of_the_whole(name: str, tmp_path: Path
         assert same_bits(live, whole), f"{name}: {sets}"
 
 
-def test_layers_follow_what_runs_as_one() -> None:
-    """Padding stays with its convolution, a loop with its subgraphs, a state with
-    its operator; a computed weight is in every layer that uses it."""
+def test_operators_that_run_together_are_one_layer() -> None:
+    """Padding stays with its convolution, a loop with its subgraphs, a state with its operator; a computed weight is in
+    every layer that uses it."""
 
     def operators(name: str) -> list[int]:
         return [len(layer.nodes) for layer in tflite_models.prepared(name).graph.layers]
@@ -82,15 +82,15 @@ def test_int8_crosses_with_its_scale() -> None:
     model = tflite_models.prepared("quantised")
     first = model.graph.layers[0].name
     tail = cut(model, frozenset({first}))[1]
-    assert [(one.name, one.datatype) for one in tail.slice.inputs] == [("q0", "INT8")]
+    assert [(tensor.name, tensor.datatype) for tensor in tail.slice.inputs] == [("q0", "INT8")]
     main = read_model(tail.files["model.tflite"]).subgraphs[0]
     tensor = main.tensors[main.inputs[0]]
     assert tensor.quantization.scale.tolist() == pytest.approx([0.05])
     assert tensor.quantization.zeroPoint.tolist() == [3]
 
 
-def test_a_length_that_data_decides_is_open() -> None:
-    """What depends on the data has an open length, and the slice behind such a tensor takes any."""
+def test_a_data_dependent_length_is_open() -> None:
+    """A length that depends on the data is open, and the slice behind such a tensor accepts any."""
     model = tflite_models.prepared("counting")
     where = model.types["where"]
     assert where.shape == (-1, -1) and where.concrete_shape == (6, 2)
@@ -106,17 +106,17 @@ def test_different_lengths_cross_one_loaded_chain(tmp_path: Path) -> None:
     for seed in range(4):
         feeds = tflite_models.feeds_of(model, seed)
         whole = tflite_models.run_whole(model.raw, feeds, tmp_path)
-        assert same_bits(run_slices(programs, [one.slice.name for one in slices], feeds), whole)
+        assert same_bits(run_slices(programs, [slice_.slice.name for slice_ in slices], feeds), whole)
 
 
-def test_state_starts_anew_with_each_inference(tmp_path: Path) -> None:
-    """A variable inside a file is zeroed before each run, so an answer depends on its own input alone."""
+def test_state_is_reset_for_each_inference(tmp_path: Path) -> None:
+    """A variable inside a file is zeroed before each run, so an output depends on its own input alone."""
     model = tflite_models.prepared("remembering")
     slices = cut(model)
     onnx_models.write_slices(tmp_path, slices)
     programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: tmp_path / name, DispatchingRuntime())
     feeds = tflite_models.feeds_of(model)
-    answers = [run_slices(programs, [one.slice.name for one in slices], feeds) for _ in range(2)]
+    answers = [run_slices(programs, [slice_.slice.name for slice_ in slices], feeds) for _ in range(2)]
     assert same_bits(answers[0], answers[1])
 
 
@@ -124,18 +124,18 @@ def test_preparing_and_cutting_twice_gives_the_same_bytes() -> None:
     """A model prepared and cut anew has the same digests."""
     model, again = tflite_models.prepared("chain"), prepare_model(tflite_models.chain())
     assert again.raw == model.raw
-    assert [one.slice for one in cut(again)] == [one.slice for one in cut(model)]
+    assert [slice_.slice for slice_ in cut(again)] == [slice_.slice for slice_ in cut(model)]
 
 
-def test_prepared_model_is_one_too() -> None:
-    """What was prepared can be prepared again, and stays as it is."""
+def test_preparing_is_idempotent() -> None:
+    """A prepared model can be prepared again, and stays as it is."""
     model = tflite_models.prepared("branches")
     assert prepare_model(model.raw).raw == model.raw
 
 
 def weights_of(slices: list[CutSlice]) -> set[str]:
     """Chunks that hold weights: those that do not begin the file."""
-    return {chunk.sha256 for one in slices for file in one.slice.files for chunk in file.chunks[1:]}
+    return {chunk.sha256 for slice_ in slices for file in slice_.slice.files for chunk in file.chunks[1:]}
 
 
 def test_new_table_resends_only_graphs() -> None:
@@ -144,7 +144,7 @@ def test_new_table_resends_only_graphs() -> None:
     layers = [layer.name for layer in model.graph.layers]
     stored = [weights_of(cut(model, frozenset(layers[:count]))) for count in range(len(layers) + 1)]
     assert len(stored[0]) > 4
-    assert all(one == stored[0] for one in stored)
+    assert all(digests == stored[0] for digests in stored)
 
 
 def test_new_weights_change_only_their_chunks() -> None:
@@ -162,10 +162,10 @@ def test_chunks_are_the_file(name: str) -> None:
     """Chunks joined are the file, none too large."""
     slices = cut(tflite_models.prepared(name))
     chunks = chunk_bytes(slices)
-    for one in slices:
-        (file,) = one.slice.files
+    for slice_ in slices:
+        (file,) = slice_.slice.files
         assert file.name == "model.tflite"
-        assert b"".join(chunks[chunk.sha256] for chunk in file.chunks) == one.files["model.tflite"]
+        assert b"".join(chunks[chunk.sha256] for chunk in file.chunks) == slice_.files["model.tflite"]
         assert all(0 < chunk.bytes <= LIMITS.chunk_bytes for chunk in file.chunks)
 
 
@@ -177,8 +177,9 @@ def test_weights_are_aligned() -> None:
     assert all(raw.index(data.tobytes()) % 64 == 0 for data in stored if data.size > 32 and data.any())
 
 
-def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:
-    """Both trial runs show three elements; with four, a cut behind them takes four, and its manifest allows it."""
+def test_a_value_dependent_length_crosses_with_its_real_length(tmp_path: Path) -> None:
+    """Both trial runs show three elements; with four, a slice behind the cut accepts four, and its manifest allows
+    it."""
     model = prepare_model(tflite_models.sized_by_value())
     assert model.graph.tensors["part"].shape == (-1,)
     names = [layer.name for layer in model.graph.layers]

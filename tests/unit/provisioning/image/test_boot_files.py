@@ -1,4 +1,4 @@
-"""What a card does at its first boot: the files' own parsers read them, and a real shell runs the scripts."""
+"""The first boot of a card: the files are checked by their own parsers, and a real shell runs the scripts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def network_applied(device: Device) -> None:
     place.write_bytes((device.boot / "network-config").read_bytes())
 
 
-def test_bookworm_is_configured_installs_and_keeps_no_secret_on_the_card(device: Device, tmp_path: Path) -> None:
+def test_bookworm_firstrun_configures_installs_and_removes_secrets(device: Device, tmp_path: Path) -> None:
     """firstrun.sh, a reboot, the unit: name, user, key, network, the agent with its claim; then the card is clean."""
     device.insert(card(tmp_path, BOOKWORM))
 
@@ -79,7 +79,7 @@ def test_bookworm_is_configured_installs_and_keeps_no_secret_on_the_card(device:
     assert NET.key.encode() not in device.on_card() and b"one-time-token" not in device.on_card()
 
 
-def test_cloud_init_arms_the_unit_which_installs_and_clears_the_card(device: Device, tmp_path: Path) -> None:
+def test_cloud_init_enables_the_unit_that_installs_and_removes_secrets(device: Device, tmp_path: Path) -> None:
     """bootcmd at each boot; the network's key goes when the system has its own copy of it, and not before."""
     files = card(tmp_path, TRIXIE)
     device.insert(files)
@@ -105,14 +105,14 @@ def test_cloud_init_arms_the_unit_which_installs_and_clears_the_card(device: Dev
     assert device.run(*bootcmd[0]).returncode == 0 and not device.is_armed  # the next boot, and every one after
 
 
-def test_without_a_wireless_network_there_is_nothing_to_wait_for(device: Device, tmp_path: Path) -> None:
+def test_without_wireless_settings_the_first_boot_does_not_wait(device: Device, tmp_path: Path) -> None:
     """A device on a cable is done at once."""
     device.insert(card(tmp_path, TRIXIE, wishes_with(wifi=None)))
     assert device.first_boot() == 0 and device.is_done
 
 
-def test_an_installation_that_fails_is_tried_again_and_told_on_the_card(device: Device, tmp_path: Path) -> None:
-    """No disk space, a package missing: the next boot begins again, with the claim that it has."""
+def test_a_failed_installation_is_retried_and_logged_on_the_card(device: Device, tmp_path: Path) -> None:
+    """No disk space, a package missing: the next boot tries again, with the stored claim."""
     device.insert(card(tmp_path, TRIXIE, wishes_with(wifi=None)))
     (device.root / "install-fails").touch()
 
@@ -130,7 +130,7 @@ def test_an_installation_that_fails_is_tried_again_and_told_on_the_card(device: 
 
 
 @pytest.mark.parametrize("nth", range(1, 13))
-def test_a_first_boot_that_is_cut_off_anywhere_heals(device: Device, tmp_path: Path, nth: int) -> None:
+def test_a_power_cut_during_the_first_boot_is_recovered(device: Device, tmp_path: Path, nth: int) -> None:
     """The power goes at the nth program that the script calls; the next boots finish, and no secret stays.
 
     Each program that changes something is counted by a stand-in, which stops the script there and then.
@@ -149,8 +149,9 @@ def test_a_first_boot_that_is_cut_off_anywhere_heals(device: Device, tmp_path: P
 
 
 @pytest.mark.parametrize("nth", range(1, 10))
-def test_a_firstrun_that_is_cut_off_anywhere_heals(device: Device, tmp_path: Path, nth: int) -> None:
-    """Until it took itself off the kernel's line it is run again; after that the unit removes what is left of it."""
+def test_a_power_cut_during_firstrun_is_recovered(device: Device, tmp_path: Path, nth: int) -> None:
+    """Until it has removed itself from the kernel's command line it runs again; after that the unit removes what is
+    left of it."""
     device.insert(card(tmp_path, BOOKWORM))
     device.cut_off_at(nth, "mv", "rm", "dd", "sync")
 
@@ -167,8 +168,8 @@ def test_a_firstrun_that_is_cut_off_anywhere_heals(device: Device, tmp_path: Pat
     assert NET.key.encode() not in device.on_card() and b"one-time-token" not in device.on_card()
 
 
-def test_a_firstrun_that_never_succeeds_lets_the_device_start_in_the_end(device: Device, tmp_path: Path) -> None:
-    """A root file system that takes nothing: after three tries it starts as it is, where somebody can look at it."""
+def test_a_firstrun_that_always_fails_gives_up_after_three_tries(device: Device, tmp_path: Path) -> None:
+    """With a read-only root file system the device boots unconfigured, so that it can be inspected."""
     device.insert(card(tmp_path, BOOKWORM))
     device.fake("ln", "exit 1")
 
@@ -180,7 +181,7 @@ def test_a_firstrun_that_never_succeeds_lets_the_device_start_in_the_end(device:
     assert "systemd.run=" not in (device.boot / "cmdline.txt").read_text()
 
 
-def test_with_coral_the_installer_is_told(device: Device, tmp_path: Path) -> None:
+def test_a_kit_with_coral_sets_the_installer_option(device: Device, tmp_path: Path) -> None:
     """Where the kit has the accelerator's library."""
     device.insert(card(tmp_path, TRIXIE, wishes_with(wifi=None)))
     (device.boot / "edgesplit/coral.tar").write_bytes(b"tar")
@@ -188,8 +189,8 @@ def test_with_coral_the_installer_is_told(device: Device, tmp_path: Path) -> Non
     assert device.read("installs").strip().endswith("--coral")
 
 
-def test_a_user_with_sudo_is_said_so_and_one_without_too() -> None:
-    """`sudo` left out would be the image's own, which needs no password."""
+def test_user_data_states_sudo_explicitly() -> None:
+    """A missing `sudo` would mean the image's default, which needs no password."""
     without = yaml.safe_load(cloud_init.user_data(wishes_with(), MOUNT))
     with_sudo = yaml.safe_load(cloud_init.user_data(wishes_with(sudo=True), MOUNT))
 
@@ -200,8 +201,8 @@ def test_a_user_with_sudo_is_said_so_and_one_without_too() -> None:
     assert "runcmd" not in yaml.safe_load(cloud_init.user_data(wishes_with(ssh_keys=()), MOUNT))
 
 
-def test_bookworms_user_gets_sudo_where_it_is_asked_for(device: Device, tmp_path: Path) -> None:
-    """By a file of its own, which sudo reads only with that mode."""
+def test_bookworm_user_gets_sudo_by_option(device: Device, tmp_path: Path) -> None:
+    """Through a sudoers file with the required mode."""
     device.insert(card(tmp_path, BOOKWORM, wishes_with(sudo=True, ssh_keys=())))
     assert device.firstrun() == 0
     file = device.root / "etc/sudoers.d/010_edgesplit"
@@ -209,36 +210,36 @@ def test_bookworms_user_gets_sudo_where_it_is_asked_for(device: Device, tmp_path
     assert "systemctl enable ssh" not in device.called
 
 
-def test_each_card_is_an_instance_of_its_own(tmp_path: Path) -> None:
-    """cloud-init does nothing for one that it has seen; the kernel's line names the same."""
+def test_each_card_has_its_own_instance_id(tmp_path: Path) -> None:
+    """cloud-init skips an instance that it has configured before; the kernel's command line names the same id."""
     one, two = card(tmp_path, TRIXIE), card(tmp_path / "again", TRIXIE)
     assert one.instance != two.instance
     assert yaml.safe_load(bytes(one.files["meta-data"]))["instance-id"] == one.instance  # type: ignore[arg-type]
     assert one.cmdline.decode().split()[-2:] == [f"ds=nocloud;i={one.instance}", "cfg80211.ieee80211_regdom=DE"]
 
 
-def test_the_passphrase_is_nowhere(tmp_path: Path) -> None:
-    """Only the key that was derived of it is on a card."""
-    for found in (TRIXIE, BOOKWORM):
-        files = card(tmp_path / found.format.value, found, wishes_with(wifi=make_wifi("net", "my dog's name", "DE")))
+def test_the_wireless_passphrase_is_not_on_the_card(tmp_path: Path) -> None:
+    """Only the key that was derived from it is."""
+    for image in (TRIXIE, BOOKWORM):
+        files = card(tmp_path / image.format.value, image, wishes_with(wifi=make_wifi("net", "my dog's name", "DE")))
         everything = b"".join(c if isinstance(c, bytes) else c.read_bytes() for c in files.files.values())
         assert b"dog" not in everything
 
 
 @given(SSIDS, st.from_regex(r"[0-9a-f]{64}", fullmatch=True))
-def test_a_hostile_network_goes_through_netplans_yaml_unchanged_or_is_refused(ssid: bytes, key: str) -> None:
-    """Quotes, dollars, backticks, emoji, whatever: what a YAML parser gives is what went in."""
+def test_hostile_network_names_round_trip_through_netplan_or_are_refused(ssid: bytes, key: str) -> None:
+    """Quotes, dollars, backticks, emoji: a YAML parser returns the input."""
     try:
         raw = cloud_init.network_config(Wifi(ssid, key, "DE"))
     except UsageError:
         return
     points = yaml.safe_load(raw)["network"]["wifis"]["wlan0"]["access-points"]
     assert raw.isascii()
-    assert {name.encode(): said for name, said in points.items()} == {ssid: {"password": key}}
+    assert {name.encode(): settings for name, settings in points.items()} == {ssid: {"password": key}}
 
 
 @pytest.mark.parametrize("ssid", [b"\0", b"a\nb", b"\xff", b"1;2;", b"\x7f", "\u0085".encode()])
-def test_a_network_that_netplan_cannot_name_is_refused(ssid: bytes) -> None:
+def test_a_network_name_unsupported_by_netplan_is_refused(ssid: bytes) -> None:
     """Instead of a device that never joins it."""
     with pytest.raises(UsageError):
         cloud_init.network_config(Wifi(ssid, "0" * 64, "DE"))
@@ -246,12 +247,12 @@ def test_a_network_that_netplan_cannot_name_is_refused(ssid: bytes) -> None:
 
 @settings(max_examples=6)
 @given(SSIDS, st.lists(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=30), max_size=3))
-def test_a_hostile_network_and_hostile_comments_go_through_the_shell_unchanged(
+def test_hostile_networks_and_comments_are_quoted_for_the_shell(
     tmp_path_factory: pytest.TempPathFactory, ssid: bytes, comments: list[str]
 ) -> None:
     """firstrun.sh, run: the file for NetworkManager has exactly those bytes, and authorized_keys those lines."""
     folder = tmp_path_factory.mktemp("first")
-    device, keys = Device(folder / "root"), tuple(f"{PUBLIC_KEY} {one}".rstrip() for one in comments)
+    device, keys = Device(folder / "root"), tuple(f"{PUBLIC_KEY} {comment}".rstrip() for comment in comments)
     wishes = wishes_with(wifi=Wifi(ssid, "ab" * 32, "DE"), ssh_keys=keys)
     device.insert(BootFiles({"firstrun.sh": raspberry_firstrun.script(wishes, MOUNT)}, b"root=x\n", "i"))
 
@@ -259,21 +260,21 @@ def test_a_hostile_network_and_hostile_comments_go_through_the_shell_unchanged(
 
     connection = device.read("etc/NetworkManager/system-connections/edgesplit-wifi.nmconnection")
     found = re.search(r"^ssid=([0-9;]+)$", connection, re.MULTILINE)
-    assert found and bytes(int(one) for one in found[1].split(";") if one) == ssid
+    assert found and bytes(int(number) for number in found[1].split(";") if number) == ssid
     if keys:
         assert device.read("home/pi/.ssh/authorized_keys") == "".join(f"{key}\n" for key in keys)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), st.booleans())
-def test_hostile_text_goes_through_cloud_inits_yaml_unchanged(text: str, sudo: bool) -> None:
-    """A key's comment, as hostile as it comes."""
+def test_hostile_text_is_quoted_for_cloud_init(text: str, sudo: bool) -> None:
+    """In a key's comment."""
     raw = cloud_init.user_data(wishes_with(ssh_keys=(f"{PUBLIC_KEY} {text}",), sudo=sudo), MOUNT)
     assert raw.startswith(b"#cloud-config\n") and raw.isascii()
     assert yaml.safe_load(raw)["user"]["ssh_authorized_keys"] == [f"{PUBLIC_KEY} {text}"]
 
 
-def test_every_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
-    """sh -n, for all that are put onto cards."""
+def test_every_script_passes_a_shell_syntax_check(tmp_path: Path) -> None:
+    """sh -n, for every script that is written to a card."""
     scripts = [
         systemd_unit.script(),
         systemd_unit.install_and_start_commands(MOUNT).encode(),
@@ -284,13 +285,13 @@ def test_every_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
         assert (answer.returncode, answer.stderr) == (0, b"")
 
 
-def test_a_strange_mount_point_reaches_no_script() -> None:
-    """It comes from the image's fstab, and goes into a unit and a shell."""
+def test_an_unusual_mount_point_is_refused() -> None:
+    """It comes from the image's fstab, and would go into a unit and a shell script."""
     with pytest.raises(UsageError, match="does not know"):
         systemd_unit.install_and_start_commands("/boot/$(reboot)")
 
 
-def test_user_data_is_valid_by_cloud_inits_own_schema() -> None:
+def test_user_data_matches_cloud_inits_schema() -> None:
     """The schema that comes with Debian's cloud-init."""
     import jsonschema
 
@@ -310,7 +311,7 @@ def _packaged(name: str) -> bytes:
 
 @pytest.mark.parametrize("renderer", ["NetworkManager", "networkd"])
 @pytest.mark.parametrize("ssid", ["home", "a\"b\\c;d=e $`'\u00e9\U0001f600", " lead: {x}", "#c", "@", "%s", "no", "1"])
-def test_netplan_itself_makes_the_network_that_was_meant(tmp_path: Path, renderer: str, ssid: str) -> None:
+def test_netplan_generates_the_intended_network(tmp_path: Path, renderer: str, ssid: str) -> None:
     """Its generator reads our network-config and writes what NetworkManager or wpa_supplicant gets."""
     program = "usr/libexec/netplan/generate"
     _packaged(program)
@@ -320,7 +321,7 @@ def test_netplan_itself_makes_the_network_that_was_meant(tmp_path: Path, rendere
     place.touch(mode=0o600)
     said = yaml.safe_load(cloud_init.network_config(make_wifi(ssid, "passphrase", "DE")))
     place.write_text(yaml.safe_dump({"network": {"renderer": renderer, **said["network"]}}))
-    libraries = ":".join(str(one.parent) for one in root.glob("usr/lib/*/libnetplan.so.*"))
+    libraries = ":".join(str(path.parent) for path in root.glob("usr/lib/*/libnetplan.so.*"))
 
     answer = subprocess.run(
         [root / program, "--root-dir", tmp_path], env={**os.environ, "LD_LIBRARY_PATH": libraries}, check=False,

@@ -1,4 +1,4 @@
-"""The pure parts of flashing: tables, the kernel's line, networks, names, formats, batches."""
+"""The pure parts of flashing: partition tables, the kernel's command line, networks, names, formats, batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOOKWORM_SYSTEM = OperatingSystem(identity="debian", python="3.11", machine="aar
 
 
 @pytest.mark.parametrize("kind", ["MBR", "GPT"])
-def test_both_kinds_of_table_name_the_boot_and_the_root_partition(kind: str) -> None:
+def test_boot_and_root_partitions_are_found_in_mbr_and_gpt(kind: str) -> None:
     """The FAT that the firmware reads, and the Linux partition behind it, by their bytes on the disk."""
     table = read_table({"MBR": mbr, "GPT": gpt}[kind](PARTS))
 
@@ -64,21 +64,21 @@ def test_both_kinds_of_table_name_the_boot_and_the_root_partition(kind: str) -> 
         (gpt(PARTS)[:2048], "entries of its GPT are damaged"),
     ],
 )
-def test_a_table_that_is_not_whole_is_refused_with_what_is_wrong(head: bytes, why: str) -> None:
-    """Nothing is guessed about a disk whose table is damaged."""
+def test_a_damaged_partition_table_is_refused_with_the_reason(head: bytes, why: str) -> None:
+    """Nothing is guessed about such a disk."""
     with pytest.raises(UsageError, match=why):
         read_table(head)
 
 
-def test_a_disk_without_a_fat_boots_no_raspberry_pi() -> None:
+def test_a_disk_without_a_fat_partition_is_refused() -> None:
     """A table of Linux partitions alone is no image for these devices."""
     with pytest.raises(UsageError, match="no FAT partition"):
         _ = read_table(mbr([(BOOT_OFFSET, BOOT_SIZE, False)])).boot
 
 
 @given(st.binary(max_size=2_000), st.integers(0, 1_200), st.booleans())
-def test_a_spoilt_table_is_an_error_of_ours_or_a_table(noise: bytes, place: int, is_gpt: bool) -> None:
-    """Whatever lies at a disk's beginning, reading it raises nothing else."""
+def test_a_corrupt_partition_table_parses_or_is_refused(noise: bytes, place: int, is_gpt: bool) -> None:
+    """No other exception, whatever the first sectors hold."""
     head = (gpt if is_gpt else mbr)(PARTS)
     try:
         table = read_table(head[:place] + noise + head[place + len(noise) :])
@@ -87,8 +87,8 @@ def test_a_spoilt_table_is_an_error_of_ours_or_a_table(noise: bytes, place: int,
         pass
 
 
-def test_the_kernels_line_stays_one_line_and_parameters_replace_their_own() -> None:
-    """What is asked for comes last and once; everything else stays in its order."""
+def test_kernel_parameters_replace_earlier_values_on_one_line() -> None:
+    """New parameters come last and once; all others keep their order."""
     raw = f"{CMDLINE} ds=nocloud;i=old\r\n\n".encode()
 
     made = cmdline.with_parameters(raw, ["ds=nocloud;i=new"])
@@ -98,18 +98,18 @@ def test_the_kernels_line_stays_one_line_and_parameters_replace_their_own() -> N
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n\n", b"a\nb\n", "r\u00f6ot=1\n".encode(), b"a" * 3_000])
-def test_a_kernels_line_that_is_none_is_refused(raw: bytes) -> None:
+def test_an_invalid_kernel_command_line_is_refused(raw: bytes) -> None:
     """No line, two lines, no text, or more than a kernel reads."""
     with pytest.raises(UsageError, match=r"cmdline\.txt"):
         cmdline.with_parameters(raw, ["x=1"])
 
 
-def test_spaces_in_quotes_are_one_parameter() -> None:
-    """As the kernel takes them."""
+def test_quoted_spaces_stay_in_one_kernel_parameter() -> None:
+    """As the kernel parses them."""
     assert cmdline.parameters(b'a="b c"  d\n') == ['a="b c"', "d"]
 
 
-def test_the_key_of_a_network_is_the_one_of_the_standard() -> None:
+def test_wireless_keys_match_the_standards_test_vectors() -> None:
     """IEEE 802.11i, annex H.4.3: its first two test vectors."""
     assert wifi.derived_key(b"IEEE", "password") == "f42c6fc52df0ebef9ebb4b90b38a5f902e83fe1b135a70e23aed762e9710a12e"
     assert wifi.derived_key(b"ThisIsASSID", "ThisIsAPassword") == (
@@ -118,8 +118,8 @@ def test_the_key_of_a_network_is_the_one_of_the_standard() -> None:
 
 
 @given(st.text(min_size=8, max_size=20).filter(lambda text: 8 <= len(text.encode("utf-8", "surrogatepass")) <= 63))
-def test_any_passphrase_gives_its_key_or_is_refused(passphrase: str) -> None:
-    """Line ends that were pasted do not count; whatever else is in it goes through the derivation unchanged."""
+def test_any_passphrase_derives_a_key_or_is_refused(passphrase: str) -> None:
+    """A pasted line ending is stripped; everything else is used unchanged."""
     try:
         key = wifi.derived_key(b"net", f"{passphrase}\r\n")
     except (UsageError, UnicodeEncodeError):
@@ -129,28 +129,28 @@ def test_any_passphrase_gives_its_key_or_is_refused(passphrase: str) -> None:
 
 
 @pytest.mark.parametrize("passphrase", ["", "short", "x" * 65, "two\nlines of it", "nul\0 in the middle"])
-def test_a_passphrase_that_cannot_be_is_refused(passphrase: str) -> None:
-    """Before a card is written that never joins; what it was is not repeated."""
+def test_an_invalid_passphrase_is_refused(passphrase: str) -> None:
+    """Before a card is written that never joins; the message does not repeat it."""
     with pytest.raises(UsageError) as refused:
         wifi.derived_key(b"net", passphrase)
     assert not passphrase or passphrase not in str(refused.value)
 
 
-def test_a_key_of_64_digits_is_taken_as_it_is() -> None:
-    """It is what would have been derived."""
+def test_a_key_of_64_digits_is_used_unchanged() -> None:
+    """It is the derived key already."""
     assert wifi.derived_key(b"net", "AB" * 32) == "ab" * 32
 
 
 @pytest.mark.parametrize(
     ("ssid", "country"), [("", "DE"), ("x" * 33, "DE"), ("net", "de"), ("net", "DEU"), ("net", "")]
 )
-def test_a_network_that_cannot_be_is_refused(ssid: str, country: str) -> None:
+def test_an_invalid_network_name_or_country_is_refused(ssid: str, country: str) -> None:
     """1 to 32 bytes, and a country in capitals."""
     with pytest.raises(UsageError):
         wifi.make_wifi(ssid, "passphrase", country)
 
 
-def test_secrets_are_in_no_representation() -> None:
+def test_repr_contains_no_secret() -> None:
     """A log or a traceback shows no key."""
     made = wifi.make_wifi("net", "passphrase", "DE")
     assert made.key not in repr(made)
@@ -159,20 +159,20 @@ def test_secrets_are_in_no_representation() -> None:
 @pytest.mark.parametrize(
     "name", ["", "-a", "a-", "A", "a_b", "a.b", "a" * 64, "localhost", "caf\u00e9", "a\nb", "$(reboot)"]
 )
-def test_a_host_name_that_cannot_be_is_refused(name: str) -> None:
-    """RFC 1123, in small letters."""
+def test_an_invalid_host_name_is_refused(name: str) -> None:
+    """RFC 1123, in lower case."""
     with pytest.raises(UsageError):
         options.checked_hostname(name)
 
 
-def test_names_that_are_made_up_differ() -> None:
+def test_generated_device_names_are_unique() -> None:
     """Two cards without a name get two."""
     made = {options.random_hostname("raspberrypi3b+") for _ in range(20)}
-    assert len(made) == 20 and all(options.checked_hostname(one) == one for one in made)
+    assert len(made) == 20 and all(options.checked_hostname(item) == item for item in made)
 
 
-def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
-    """Whoever names id_ed25519 instead of id_ed25519.pub is told so."""
+def test_a_private_ssh_key_is_refused(tmp_path: Path) -> None:
+    """id_ed25519 in place of id_ed25519.pub is reported as such."""
     file = tmp_path / "id"
     file.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n")
     with pytest.raises(UsageError, match="private key"):
@@ -190,22 +190,22 @@ def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
         PUBLIC_KEY.replace("ed25519", "rsa", 1),
     ],
 )
-def test_what_is_no_public_key_is_refused(tmp_path: Path, line: str) -> None:
-    """Its own bytes must name the type that is written before them."""
+def test_an_invalid_public_key_is_refused(tmp_path: Path, line: str) -> None:
+    """Its bytes must name the type that is written before them."""
     file = tmp_path / "id.pub"
     file.write_text(line + "\n")
     with pytest.raises(UsageError):
         options.read_ssh_keys(file)
 
 
-def test_a_keys_comment_carries_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+def test_control_characters_are_removed_from_key_comments(tmp_path: Path) -> None:
     """The key stays as it is."""
     file = tmp_path / "id.pub"
     file.write_text(f"# mine\n{PUBLIC_KEY} me\x1b[2J@h\u00f6re\n\n")
     assert options.read_ssh_keys(file) == (f"{PUBLIC_KEY} me[2J@h\u00f6re",)
 
 
-def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
+def test_image_formats_are_detected_by_content() -> None:
     """Bookworm without cloud-init's files is configured by firstrun.sh; where those and cloud-init are, by them."""
     issue = PI_FILES["issue.txt"]
     with_seeds = [*PI_FILES, *SEEDS]
@@ -238,7 +238,7 @@ def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
         (PI_FILES, PI_FILES["issue.txt"], OperatingSystem(name="Debian 11", python="3.9"), "Debian 11 has Python 3.9"),
     ],
 )
-def test_an_image_that_cannot_be_configured_is_refused_with_what_was_found(
+def test_an_unsupported_image_is_refused_with_the_detected_system(
     names: list[str], issue: str, system: OperatingSystem, why: str
 ) -> None:
     """Settings that nothing would read are never written."""
@@ -246,13 +246,13 @@ def test_an_image_that_cannot_be_configured_is_refused_with_what_was_found(
         detect.detect(names, issue, system)
 
 
-def test_a_board_without_its_device_tree_is_told() -> None:
-    """An image from before a board does not boot on it."""
+def test_an_image_without_the_boards_device_tree_is_reported() -> None:
+    """An image older than a board does not boot on it."""
     assert detect.why_board_may_not_boot("raspberrypi5", ["bcm2711-rpi-4-b.dtb"])
     assert not detect.why_board_may_not_boot("raspberrypi5", BOOKWORM.boot)
 
 
-def test_fstab_is_read_as_its_manual_says() -> None:
+def test_fstab_is_parsed_like_the_manual() -> None:
     """Comments and tabs."""
     assert (
         root_filesystem.boot_mount(b"#LABEL=x /boot vfat\nLABEL=y\t/boot/firmware\tvfat\tdefaults\n")
@@ -263,7 +263,7 @@ def test_fstab_is_read_as_its_manual_says() -> None:
     assert root_filesystem.elf_machine(b"#!/bin/sh") == ""
 
 
-def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
+def test_a_device_csv_is_parsed_with_labels(tmp_path: Path) -> None:
     """Columns in any order, a byte order mark from a spreadsheet, empty lines."""
     file = tmp_path / "devices.csv"
     file.write_bytes("\ufeffgroup,hostname,labels\ncams, cam-1, room=a;floor=2\n,,\n,cam-2,\n".encode())
@@ -288,7 +288,7 @@ def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
         ("hostname\ncam-1,x\n", "line 2: more fields"),
     ],
 )
-def test_a_table_that_cannot_be_names_its_line(tmp_path: Path, text: str, why: str) -> None:
+def test_an_invalid_device_csv_names_its_line(tmp_path: Path, text: str, why: str) -> None:
     """Before the first card is written."""
     file = tmp_path / "devices.csv"
     file.write_text(text)
@@ -296,8 +296,8 @@ def test_a_table_that_cannot_be_names_its_line(tmp_path: Path, text: str, why: s
         read_rows(file)
 
 
-def test_a_journal_that_was_cut_off_counts_whole_lines(tmp_path: Path) -> None:
-    """The card whose line is not whole is written again; a later line is not swallowed by it."""
+def test_a_truncated_journal_counts_complete_lines(tmp_path: Path) -> None:
+    """A card whose line is incomplete is written again; the line appended next stays separate."""
     journal = Journal(tmp_path / "j")
     journal.add("cam-1", "i-1", "/dev/sdx")
     with (tmp_path / "j").open("ab") as opened:
@@ -322,8 +322,8 @@ class Controller:
         return {"state": said}
 
 
-def test_waiting_ends_when_the_device_is_online_and_outlives_a_controller_that_is_away() -> None:
-    """A controller that restarts meanwhile is asked again."""
+def test_waiting_ends_when_the_device_is_online_and_survives_outages() -> None:
+    """A controller that restarts meanwhile is polled again."""
     told: list[WaitProgress] = []
     clock = iter(range(100))
     api = Controller("claimed", LinkError("away"), "online")
@@ -331,24 +331,24 @@ def test_waiting_ends_when_the_device_is_online_and_outlives_a_controller_that_i
     seen = wait_online(api, ["cam-1"], 50, told.append, lambda: float(next(clock)), lambda _: None)
 
     assert seen.online == ["cam-1"]
-    assert [one.states["cam-1"] for one in told] == ["claimed", "claimed", "online"]
+    assert [message.states["cam-1"] for message in told] == ["claimed", "claimed", "online"]
 
 
-def test_waiting_for_too_long_names_those_that_are_missing() -> None:
-    """An error of the network, by which a script may wait again."""
+def test_a_wait_timeout_names_the_missing_devices() -> None:
+    """It is a network error, after which a script may wait again."""
     clock = iter(range(100))
     with pytest.raises(LinkError, match=r"not online within .* cam-1.*first-boot\.log"):
         wait_online(Controller("claimed"), ["cam-1"], 3, lambda _: None, lambda: float(next(clock)), lambda _: None)
 
 
-def test_a_device_that_is_revoked_meanwhile_ends_the_wait() -> None:
+def test_a_device_revoked_meanwhile_ends_the_wait() -> None:
     """It will never come."""
     with pytest.raises(UsageError, match="revoked"):
         wait_online(Controller("revoked"), ["cam-1"], 3, lambda _: None, lambda: 0.0, lambda _: None)
 
 
-def test_a_name_that_a_device_has_is_refused_unless_it_is_to_be_replaced() -> None:
-    """Its card would boot, and find its claim refused."""
+def test_an_existing_device_name_needs_replace() -> None:
+    """Otherwise its card would boot and find its claim refused."""
     with pytest.raises(UsageError, match="--replace"):
         check_name_is_free(Controller("online"), "cam-1", False)  # type: ignore[arg-type]
     check_name_is_free(Controller("online"), "cam-1", True)  # type: ignore[arg-type]
@@ -356,16 +356,16 @@ def test_a_name_that_a_device_has_is_refused_unless_it_is_to_be_replaced() -> No
     check_name_is_free(Controller(NotFound("no such device")), "cam-1", False)  # type: ignore[arg-type]
 
 
-def test_a_claim_is_for_the_device_that_gets_it(tmp_path: Path) -> None:
-    """The name on the card and that in the claim are one."""
+def test_a_claim_must_match_the_cards_device_name(tmp_path: Path) -> None:
+    """The name on the card and that in the claim are the same."""
     file = make_claim(tmp_path / "claim.json")
     assert read_claim(file, None)[0] == "cam-1"
     with pytest.raises(UsageError, match="for cam-1, not for cam-2"):
         read_claim(file, "cam-2")
 
 
-def test_a_controller_at_a_loopback_address_is_warned_of(tmp_path: Path) -> None:
-    """No device would find it."""
+def test_a_loopback_controller_address_is_warned_about(tmp_path: Path) -> None:
+    """No device could reach it."""
     at = make_claim(tmp_path / "claim.json", controller_url="https://127.0.0.1:8443")
     assert "no device finds it" in why_unreachable(at.read_bytes())
     assert not why_unreachable(make_claim(at).read_bytes())
@@ -385,7 +385,7 @@ def flash_options(**given: Any) -> Any:
     return SimpleNamespace(**{"kit_folder": None, "extras": (), "wheelhouse": None, "interpreter": None, **given})
 
 
-def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edge_tpu_adds_its_library_and_litert_to_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the image's machine and Python; and its device profile is the one of a board with an accelerator."""
     asked: dict[str, Any] = {}
 
@@ -404,8 +404,8 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(monkeypatch: pyt
     assert profile_of("raspberrypi5", coral=True) == "raspberrypi5"  # no profile of that pair: by its CPU
 
 
-def test_without_a_python_in_sight_no_kit_is_guessed() -> None:
-    """A root file system that is no ext4: the kit must be given."""
+def test_without_a_detected_python_a_kit_is_required() -> None:
+    """A root file system other than ext4 cannot be inspected."""
     found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem())
     with pytest.raises(UsageError, match="--kit"):
         installer.kit_for(found, flash_options(), None, lambda _: None)

@@ -1,4 +1,4 @@
-"""Which disks are written to: not the system's, nothing in use, no partition, no file that is something else."""
+"""Disks that may be written: not the system's, none in use, no partition, no file that is something else."""
 
 from __future__ import annotations
 
@@ -28,51 +28,51 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def test_a_card_is_shown_with_size_model_and_serial(machine: Machine) -> None:
-    """So that its owner knows it before it is overwritten."""
+def test_a_card_is_described_by_size_model_and_serial(machine: Machine) -> None:
+    """Its owner can recognise it before it is overwritten."""
     found = resolve_target(Path("/dev/sdb"), root=machine.root)
 
     assert found.description == "/dev/sdb: Card, 64.0 MiB, serial S-sdb"
     assert found.size == 64 * MIB and found.is_disk and "will be lost" in found.warning
 
 
-def test_the_systems_disk_is_refused_through_partitions_and_encryption(machine: Machine) -> None:
-    """What / is mounted from lies on it, two layers down."""
+def test_the_system_disk_is_refused_through_partitions_and_encryption(machine: Machine) -> None:
+    """The file system of / lies on it, two layers down."""
     assert read_disk("sda", machine.root).used_for == ("/", "/boot")
     with pytest.raises(UsageError, match="holds the system"):
         resolve_target(Path("/dev/sda"), root=machine.root, fixed_disk=True)
 
 
 @pytest.mark.parametrize(("source", "place"), [("/dev/sdb1", "/media/me/bootfs"), ("/dev/sdb1", "/mnt/a b")])
-def test_a_disk_of_which_anything_is_mounted_is_refused(machine: Machine, source: str, place: str) -> None:
-    """With the place, so that it can be unmounted."""
+def test_a_disk_with_a_mounted_partition_is_refused(machine: Machine, source: str, place: str) -> None:
+    """The mount point is named, so that it can be unmounted."""
     machine.mount(source, place.replace(" ", "\\040"))
     with pytest.raises(UsageError, match=f"in use at {place}"):
         resolve_target(Path("/dev/sdb"), root=machine.root)
 
 
-def test_a_disk_that_is_mounted_under_a_name_of_its_own_is_known_by_its_number(machine: Machine) -> None:
+def test_a_mounted_disk_is_recognised_by_its_device_number(machine: Machine) -> None:
     """/dev/root is no node; the kernel's number is the same."""
     machine.mount("/dev/root", "/data", "8:17")
     with pytest.raises(UsageError, match="in use at /data"):
         resolve_target(Path("/dev/sdb"), root=machine.root)
 
 
-def test_a_disk_that_is_swapped_to_is_the_systems(machine: Machine) -> None:
-    """Writing to it takes the machine down."""
+def test_a_swap_disk_is_refused(machine: Machine) -> None:
+    """Writing to it would crash the machine."""
     machine.swap("/dev/sdb1")
     with pytest.raises(UsageError, match="holds the system"):
         resolve_target(Path("/dev/sdb"), root=machine.root)
 
 
-def test_a_partition_is_refused_with_the_name_of_its_disk(machine: Machine) -> None:
+def test_a_partition_is_refused_with_its_disks_name(machine: Machine) -> None:
     """An image is a whole disk."""
     with pytest.raises(UsageError, match="whole disk, /dev/sdb"):
         resolve_target(Path("/dev/sdb1"), root=machine.root)
 
 
-def test_what_is_no_disk_here_is_refused(machine: Machine) -> None:
-    """A name that was mistyped makes no file in /dev."""
+def test_an_unknown_device_node_is_refused(machine: Machine) -> None:
+    """A mistyped name creates no file in /dev."""
     with pytest.raises(UsageError, match="not a disk of this machine"):
         resolve_target(Path("/dev/sdz"), root=machine.root)
 
@@ -90,14 +90,14 @@ def test_a_disk_that_cannot_or_should_not_be_written_is_refused(
         resolve_target(Path("/dev/sdc"), root=machine.root)
 
 
-def test_a_built_in_disk_is_written_to_where_that_is_said(machine: Machine) -> None:
-    """An NVMe drive in a dock, say."""
+def test_a_built_in_disk_is_written_with_that_option(machine: Machine) -> None:
+    """An NVMe drive in a dock, for instance."""
     machine.disk("nvme0n1", 64 * MIB, removable=False)
     assert resolve_target(Path("/dev/nvme0n1"), root=machine.root, fixed_disk=True).size == 64 * MIB
 
 
-def test_a_card_in_a_slot_that_is_built_in_is_a_card(machine: Machine) -> None:
-    """A laptop's reader says that it is not removable; the card says that it is one. Soldered flash is none."""
+def test_a_card_in_a_built_in_reader_is_accepted(machine: Machine) -> None:
+    """A laptop's reader reports that it is not removable, but the card reports its type. Soldered flash is refused."""
     for name, kind in (("mmcblk0", "MMC"), ("mmcblk1", "SD")):
         machine.disk(name, 64 * MIB, removable=False)
         (machine.root / f"sys/block/{name}/device/type").write_text(f"{kind}\n")
@@ -107,25 +107,25 @@ def test_a_card_in_a_slot_that_is_built_in_is_a_card(machine: Machine) -> None:
         resolve_target(Path("/dev/mmcblk0"), root=machine.root)
 
 
-def test_a_link_by_serial_number_is_the_disk_that_it_leads_to(machine: Machine) -> None:
+def test_a_by_id_link_resolves_to_its_disk(machine: Machine) -> None:
     """/dev/disk/by-id is the name that does not change."""
     (machine.root / "dev/disk").mkdir()
     (machine.root / "dev/disk/card").symlink_to(machine.root / "dev/sdb")
     assert resolve_target(Path("/dev/disk/card"), root=machine.root).size == 64 * MIB
 
 
-def test_the_list_says_of_every_disk_whether_it_would_be_written(machine: Machine) -> None:
-    """Loop devices and optical drives are no cards and are not listed."""
+def test_the_disk_list_shows_which_disks_are_writable(machine: Machine) -> None:
+    """Loop devices and optical drives are not listed."""
     for name in ("loop0", "zram0", "sr0", "dm-1"):
         (machine.root / "sys/block" / name).mkdir()
 
-    found = {one.name: why for one, why in candidates(machine.root)}
+    found = {candidate.name: why for candidate, why in candidates(machine.root)}
 
-    assert set(found) == {"sda", "sdb"} == {one.name for one in list_disks(machine.root)}
+    assert set(found) == {"sda", "sdb"} == {disk.name for disk in list_disks(machine.root)}
     assert "system" in found["sda"] and found["sdb"] == ""
 
 
-def test_a_disk_is_held_by_one_writer_at_a_time(machine: Machine) -> None:
+def test_a_disk_has_one_writer_at_a_time(machine: Machine) -> None:
     """Two flashes of one card cannot run."""
     node = machine.root / "dev/sdb"
     held = open_disk(node, 64 * MIB)
@@ -136,7 +136,7 @@ def test_a_disk_is_held_by_one_writer_at_a_time(machine: Machine) -> None:
 
 
 def test_a_file_that_is_no_image_is_not_overwritten(tmp_path: Path) -> None:
-    """--to thesis.odt is a slip of the hand."""
+    """For instance with --to thesis.odt."""
     file = tmp_path / "thesis.odt"
     file.write_text("years of work")
     with pytest.raises(UsageError, match="will not overwrite"):
@@ -144,8 +144,8 @@ def test_a_file_that_is_no_image_is_not_overwritten(tmp_path: Path) -> None:
     assert file.read_text() == "years of work"
 
 
-def test_a_file_that_is_an_image_is_overwritten_after_a_warning(tmp_path: Path) -> None:
-    """And one that a flash which was cut off left: its table is zeros."""
+def test_an_image_file_is_overwritten_after_a_warning(tmp_path: Path) -> None:
+    """Also one that an interrupted flash left, whose table is zeros."""
     file = tmp_path / "card.img"
     assert resolve_target(file).warning == ""
     file.write_bytes(mbr([(BOOT_OFFSET, BOOT_SIZE, True)]) + bytes(512))
@@ -158,13 +158,13 @@ def test_a_file_that_is_an_image_is_overwritten_after_a_warning(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("to", ["nowhere/card.img", "."])
-def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path, to: str) -> None:
-    """A folder, or a file in none."""
+def test_an_impossible_file_target_is_refused(tmp_path: Path, to: str) -> None:
+    """A folder, or a file in a missing one."""
     with pytest.raises(UsageError):
         resolve_target(tmp_path / to)
 
 
-def test_a_file_is_blank_after_it_was_given_its_size(tmp_path: Path) -> None:
+def test_a_truncated_file_counts_as_blank(tmp_path: Path) -> None:
     """Zeros need not be written to it."""
     medium = open_file(tmp_path / "card.img")
     medium.write(memoryview(b"old"), 0)

@@ -1,8 +1,9 @@
-"""Images as they come, and media as they fail: nothing is believed that was not read back."""
+"""Writing images to failing media: only what was read back counts as written."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import hashlib
 import io
@@ -21,7 +22,7 @@ import zstandard
 from edgesplit.errors import MediumFailed, TrustError, UsageError
 from edgesplit_provisioning.image import subprocesses, writer
 from edgesplit_provisioning.image.archive import ExpectedDigest, check_digest, expected_digest, uncompressed
-from edgesplit_provisioning.image.writer import finish, verify, write_image
+from edgesplit_provisioning.image.writer import finish, verify
 
 TABLE = 512
 CONTENT = random.Random(7).randbytes(TABLE + 3_000) + bytes(9_000) + random.Random(8).randbytes(2_848)
@@ -34,7 +35,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-def told(done: int, of: int) -> None:
+def on_progress(done: int, of: int) -> None:
     assert done <= of
 
 
@@ -68,34 +69,32 @@ class Card:
         self.fails("forget", 0)
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that an image has several."""
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 1_024)
+write_image = functools.partial(writer.write_image, block_bytes=1_024)
+"""With small blocks, so that an image has several."""
 
 
 def flashed(card: Card) -> Card:
-    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
-    verify(written, card, told)
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, on_progress)
+    verify(written, card, on_progress)
     finish(written, card)
     return card
 
 
 @pytest.mark.parametrize("bite", [1 << 20, 333, 1])
-def test_every_byte_arrives_however_little_the_card_takes_at_once(bite: int) -> None:
-    """Short writes and short reads are no errors."""
+def test_short_reads_and_writes_lose_no_byte(bite: int) -> None:
+    """They are no errors."""
     assert bytes(flashed(Card(bite=bite)).held) == CONTENT
 
 
-def test_a_larger_card_keeps_what_lies_behind_the_image() -> None:
-    """Nothing is written where the image has nothing."""
+def test_a_larger_card_keeps_its_data_behind_the_image() -> None:
+    """Nothing is written beyond the image's end."""
     card = Card(SIZE + 4_096)
     behind = bytes(card.held[SIZE:])
     assert bytes(flashed(card).held) == CONTENT + behind
 
 
-def test_a_card_that_is_too_small_is_refused_before_a_byte_is_written() -> None:
-    """What is on it stays."""
+def test_a_card_that_is_too_small_is_refused_before_writing() -> None:
+    """Its content stays."""
     card = Card(SIZE - 512)
     before = bytes(card.held)
     with pytest.raises(UsageError, match="larger card"):
@@ -114,8 +113,8 @@ def test_a_card_that_is_too_small_is_refused_before_a_byte_is_written() -> None:
         ("forget", errno.ENODEV, "beginning to read it back"),
     ],
 )
-def test_a_card_that_fails_in_the_middle_has_no_partition_table(doing: str, number: int, said: str) -> None:
-    """Pulled out, worn out, full: it says that nothing boots from it, and so it is."""
+def test_a_card_that_fails_while_writing_has_no_partition_table(doing: str, number: int, said: str) -> None:
+    """Pulled out, worn out, full: the error states that it does not boot."""
     card = Card()
 
     def fails(what: str, offset: int) -> None:
@@ -128,8 +127,8 @@ def test_a_card_that_fails_in_the_middle_has_no_partition_table(doing: str, numb
     assert card.held[:TABLE] == bytes(TABLE)
 
 
-def test_a_card_that_takes_nothing_more_is_no_endless_loop() -> None:
-    """A write of no bytes is a failure."""
+def test_a_write_of_zero_bytes_is_a_failure() -> None:
+    """It must not be retried forever."""
     card = Card()
     card.bite = 0
     with pytest.raises(MediumFailed, match="takes no more"):
@@ -137,46 +136,45 @@ def test_a_card_that_takes_nothing_more_is_no_endless_loop() -> None:
 
 
 @pytest.mark.parametrize("offset", [TABLE, 2_000, SIZE - 1])
-def test_a_card_that_lies_is_found_out(offset: int) -> None:
-    """It took every byte, and gives one of them back differently: a counterfeit, or a bad block."""
+def test_verification_detects_a_changed_byte(offset: int) -> None:
+    """The card accepted every byte and returns one of them differently: a counterfeit, or a bad block."""
     card = Card()
-    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, on_progress)
     card.held[offset] ^= 1
     with pytest.raises(MediumFailed, match="not what was written"):
-        verify(written, card, told)
+        verify(written, card, on_progress)
 
 
-def test_a_table_that_does_not_stay_is_found_out() -> None:
+def test_verification_detects_a_lost_partition_table() -> None:
     """The last write is read back too."""
     card = Card()
-    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, told)
+    written = write_image(io.BytesIO(CONTENT), SIZE, TABLE, card, on_progress)
     card.fails = lambda what, offset: card.held.__setitem__(5, card.held[5] ^ 1) if what == "forget" else None
     with pytest.raises(MediumFailed, match="partition table"):
         finish(written, card)
 
 
-def test_an_image_that_shrinks_while_it_is_written_is_an_error() -> None:
-    """Somebody else writes to it."""
+def test_an_image_truncated_while_writing_is_an_error() -> None:
+    """Another program writes to it."""
     with pytest.raises(MediumFailed, match="ends after"):
-        write_image(io.BytesIO(CONTENT[:5_000]), SIZE, TABLE, Card(), told)
+        write_image(io.BytesIO(CONTENT[:5_000]), SIZE, TABLE, Card(), on_progress)
 
 
-def test_a_writer_that_is_killed_leaves_a_file_without_a_table(tmp_path: Path) -> None:
-    """SIGKILL in the middle of writing: what lies there is no image that anything boots."""
+def test_a_killed_writer_leaves_no_partition_table(tmp_path: Path) -> None:
+    """After SIGKILL in the middle of writing the target does not boot."""
     file = tmp_path / "card.img"
     program = f"""
 import io, os, signal
 from pathlib import Path
 from edgesplit_provisioning.image import subprocesses, writer
 from edgesplit_provisioning.image.target_device import open_file
-writer.BLOCK_BYTES = 1024
 content = bytes(range(256)) * 64
 medium = open_file(Path({str(file)!r}))
 medium.set_size(len(content))
-def told(done, of):
+def on_progress(done, of):
     if done > of // 2:
         os.kill(os.getpid(), signal.SIGKILL)
-writer.write_image(io.BytesIO(content), len(content), 512, medium, told)
+writer.write_image(io.BytesIO(content), len(content), 512, medium, on_progress, block_bytes=1024)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
 
@@ -186,48 +184,48 @@ writer.write_image(io.BytesIO(content), len(content), 512, medium, told)
 
 
 @pytest.mark.parametrize("kind", ["", *PACK])
-def test_an_image_is_read_whatever_it_is_packed_in(tmp_path: Path, kind: str) -> None:
-    """By its content, not by its name; what it holds comes out byte by byte."""
+def test_images_are_unpacked_by_detected_compression(tmp_path: Path, kind: str) -> None:
+    """By content, not by name; the unpacked image is compared byte by byte."""
     file = tmp_path / "system.img"
     file.write_bytes(PACK[kind](CONTENT) if kind else CONTENT)
-    with uncompressed(file, tmp_path / "scratch", told) as clear:
+    with uncompressed(file, tmp_path / "scratch", on_progress) as clear:
         assert clear.read_bytes() == CONTENT
     assert not (tmp_path / "scratch").exists() or not list((tmp_path / "scratch").iterdir())
 
 
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("cut", [1, 12, 2_000])
-def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, kind: str, cut: int) -> None:
-    """Before a byte of a card is touched."""
+def test_a_truncated_archive_is_refused(tmp_path: Path, kind: str, cut: int) -> None:
+    """Before a byte of a card is written."""
     file = tmp_path / "system.img.xz"
     file.write_bytes(PACK[kind](CONTENT)[:-cut])
-    with pytest.raises(UsageError, match=r"cut short|no whole number"), uncompressed(file, tmp_path, told):
+    with pytest.raises(UsageError, match=r"cut short|no whole number"), uncompressed(file, tmp_path, on_progress):
         pass
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz"])
-def test_an_archive_that_is_spoilt_is_refused(tmp_path: Path, kind: str) -> None:
-    """Its own checksums say so."""
+def test_a_corrupt_archive_is_refused(tmp_path: Path, kind: str) -> None:
+    """By its own checksums."""
     file, packed = tmp_path / "system.img", bytearray(PACK[kind](CONTENT))
     packed[len(packed) // 2] ^= 0xFF
     file.write_bytes(packed)
-    with pytest.raises(UsageError, match="spoilt"), uncompressed(file, tmp_path, told):
+    with pytest.raises(UsageError, match="spoilt"), uncompressed(file, tmp_path, on_progress):
         pass
 
 
 @pytest.mark.parametrize("content", [b"", CONTENT[:-1], b"PK\x03\x04" + bytes(508), b"BZh9" + bytes(508)])
-def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
-    """Empty, half a sector, an archive of another kind."""
+def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Empty, half a sector, an unsupported archive."""
     file = tmp_path / "system.img"
     file.write_bytes(content)
-    with pytest.raises(UsageError), uncompressed(file, tmp_path, told):
+    with pytest.raises(UsageError), uncompressed(file, tmp_path, on_progress):
         pass
 
 
-def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(
+def test_a_full_disk_while_unpacking_is_reported_with_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk where it is unpacked."""
+    """The error names the folder of the unpacked image."""
     file = tmp_path / "system.img.xz"
     file.write_bytes(lzma.compress(CONTENT))
 
@@ -235,12 +233,15 @@ def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("edgesplit_provisioning.image.archive.write_sparse", full)
-    with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"), uncompressed(file, tmp_path, told):
+    with (
+        pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"),
+        uncompressed(file, tmp_path, on_progress),
+    ):
         pass
 
 
-def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
-    """From the call, else from IMAGE.sha256, else from SHA256SUMS; nobody else is believed."""
+def test_the_digest_comes_from_the_option_or_a_digest_file(tmp_path: Path) -> None:
+    """From the option, else from IMAGE.sha256, else from SHA256SUMS, and from no other source."""
     image = tmp_path / "system.img.xz"
     image.write_bytes(CONTENT)
     digest = hashlib.sha256(CONTENT).hexdigest()
@@ -253,19 +254,19 @@ def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "system.img.xz.sha256").write_text(f"{digest}\n")
     assert expected_digest(image, None) == ExpectedDigest(digest, "system.img.xz.sha256")
     assert expected_digest(image, "AB" * 32) == ExpectedDigest("ab" * 32, "--sha256")
-    check_digest(image, ExpectedDigest(digest, "--sha256"), told)
+    check_digest(image, ExpectedDigest(digest, "--sha256"), on_progress)
 
 
-def test_an_image_with_another_digest_is_not_believed(tmp_path: Path) -> None:
-    """An error of trust; it names both digests."""
+def test_an_image_with_another_digest_is_refused(tmp_path: Path) -> None:
+    """A TrustError that names both digests."""
     image = tmp_path / "system.img"
     image.write_bytes(CONTENT)
     with pytest.raises(TrustError, match=r"0{64}"):
-        check_digest(image, ExpectedDigest("0" * 64, "--sha256"), told)
+        check_digest(image, ExpectedDigest("0" * 64, "--sha256"), on_progress)
 
 
-def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
-    """As is a file of digests beside the image that does not name it."""
+def test_an_invalid_digest_is_refused(tmp_path: Path) -> None:
+    """As is a digest file beside the image that does not list it."""
     image = tmp_path / "system.img"
     image.write_bytes(CONTENT)
     with pytest.raises(UsageError, match="64 hex digits"):
@@ -275,7 +276,7 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
         expected_digest(image, None)
 
 
-def test_a_disk_that_hangs_under_a_program_is_an_error_of_the_disk() -> None:
-    """mtools waits for a card that never answers: that is told like any other failure of the card."""
+def test_a_disk_that_hangs_a_subprocess_is_a_medium_error() -> None:
+    """mtools waits for a card that never answers: reported like any other failure of the card."""
     with pytest.raises(OSError, match="got no answer"):
         subprocesses.run(["cat"], stdin=bytes(1 << 22), timeout_s=0.0)

@@ -1,4 +1,5 @@
-"""Jetson: NVIDIA's tree is looked at, its root file system prepared and put back, its flasher called as NVIDIA says."""
+"""Jetson: NVIDIA's tree is inspected, its root file system prepared and cleaned, its flash script called as
+documented."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ def overlay(folder: Path, **more: Any) -> list[FileToWrite]:
 
 
 @pytest.mark.parametrize(("major", "python", "name"), [(36, "3.10", "JetPack 6"), (35, "3.8", "JetPack 5")])
-def test_the_tree_says_what_it_is(tmp_path: Path, major: int, python: str, name: str) -> None:
+def test_release_board_and_python_are_read_from_the_tree(tmp_path: Path, major: int, python: str, name: str) -> None:
     """Release, board and the Python that the agent can have there, which JetPack 5 lacks."""
     tree = read_bsp(make_tree(tmp_path, major, python), PROFILE)
     assert name in tree.name and tree.board == "jetson-orin-nano-devkit"
     assert tree.python == ("3.10" if major == 36 else "")
 
 
-def test_the_newest_board_configuration_is_taken_and_another_can_be_named(tmp_path: Path) -> None:
-    """Where there is one for the Super mode, that; one that is not there is refused, also as a path."""
+def test_the_newest_board_configuration_is_the_default(tmp_path: Path) -> None:
+    """The one for the Super mode where there is one; a missing one is refused, also as a path."""
     path = make_tree(tmp_path)
     (path / "jetson-orin-nano-devkit-super.conf").touch()
     assert read_bsp(path, PROFILE).board == "jetson-orin-nano-devkit-super"
@@ -54,8 +55,8 @@ def test_the_newest_board_configuration_is_taken_and_another_can_be_named(tmp_pa
             read_bsp(path, PROFILE, board)
 
 
-def test_what_is_no_tree_says_how_to_get_one(tmp_path: Path) -> None:
-    """Nothing there, no root file system, another release, another board."""
+def test_an_invalid_tree_is_refused_with_instructions(tmp_path: Path) -> None:
+    """An empty folder, no root file system, another release, another board."""
     with pytest.raises(UsageError, match="Linux_for_Tegra"):
         read_bsp(tmp_path, PROFILE)
     path = make_tree(tmp_path)
@@ -73,7 +74,7 @@ def test_what_is_no_tree_says_how_to_get_one(tmp_path: Path) -> None:
         read_bsp(path, "jetson-nano")
 
 
-def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_it_was(tmp_path: Path) -> None:
+def test_prepare_installs_first_boot_files_and_clean_removes_them(tmp_path: Path) -> None:
     """Kit, claim (0600), unit, name, keys, network; `--clean` leaves not a trace."""
     path = make_tree(tmp_path)
     before = listing(path)
@@ -96,8 +97,8 @@ def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_i
     assert restore_files(path) == []
 
 
-def test_preparing_again_replaces_what_was_prepared(tmp_path: Path) -> None:
-    """And what was there before the first time is what comes back."""
+def test_preparing_again_replaces_the_files(tmp_path: Path) -> None:
+    """`--clean` restores the state before the first time."""
     path = make_tree(tmp_path)
     before = listing(path)
     install_files(path, overlay(tmp_path, user="ada", ssh_keys=("k",)))
@@ -108,7 +109,9 @@ def test_preparing_again_replaces_what_was_prepared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writes", range(8))
-def test_what_was_cut_off_is_put_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+def test_an_interrupted_preparation_is_cleaned_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
     """After any number of files."""
     path = make_tree(tmp_path)
     before = listing(path)
@@ -128,8 +131,8 @@ def test_what_was_cut_off_is_put_back_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert listing(path) == before
 
 
-def test_a_file_that_was_changed_since_is_left(tmp_path: Path) -> None:
-    """It is somebody's work; he is told."""
+def test_clean_keeps_files_that_were_changed_since(tmp_path: Path) -> None:
+    """They are reported."""
     path = make_tree(tmp_path)
     install_files(path, overlay(tmp_path))
     (path / "rootfs/etc/hostname").write_text("mine\n")
@@ -139,7 +142,7 @@ def test_a_file_that_was_changed_since_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["etc/systemd", "opt", "etc/ssh", "etc/hostname"])
-def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
+def test_prepare_follows_no_symlink(tmp_path: Path, link: str) -> None:
     """Wherever it leads, within the tree or out of it."""
     path = make_tree(tmp_path)
     outside = tmp_path / "outside"
@@ -152,22 +155,22 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//b", ""])
-def test_no_path_leads_out_of_the_root_file_system(tmp_path: Path, name: str) -> None:
-    """However it came here."""
+def test_paths_outside_the_root_file_system_are_refused(tmp_path: Path, name: str) -> None:
+    """Whatever their source."""
     with pytest.raises(MalformedMessage):
         install_files(make_tree(tmp_path), [FileToWrite(name, b"x")])
 
 
-def test_a_record_that_is_spoilt_is_not_acted_upon(tmp_path: Path) -> None:
-    """Nothing is taken back by guess."""
+def test_clean_refuses_a_corrupt_record(tmp_path: Path) -> None:
+    """Nothing is removed by guess."""
     path = make_tree(tmp_path)
     (path / RECORD).write_text("{")
     with pytest.raises(UsageError, match="spoilt"):
         restore_files(path)
 
 
-def test_the_first_boot_installs_once_and_leaves_no_secret(tmp_path: Path) -> None:
-    """Where installing fails all stays, for the next boot."""
+def test_the_first_boot_installs_once_and_removes_secrets(tmp_path: Path) -> None:
+    """After a failed installation everything stays, for the next boot."""
     path = make_tree(tmp_path)
     install_files(path, overlay(tmp_path))
     root = path / "rootfs"
@@ -184,8 +187,8 @@ def test_the_first_boot_installs_once_and_leaves_no_secret(tmp_path: Path) -> No
     assert not list((root / "etc/systemd/system/multi-user.target.wants").iterdir())
 
 
-def test_nvidias_commands_are_those_of_its_quick_start(tmp_path: Path) -> None:
-    """For each release and medium; what is printed is what would be run."""
+def test_flash_commands_match_nvidias_quick_start(tmp_path: Path) -> None:
+    """For each release and medium; the printed commands are the executed ones."""
     six = read_bsp(make_tree(tmp_path / "6"), PROFILE)
     _, flash = flasher.flash_commands(six, "nvme", user="ada", hostname="jet-1", accept_license=False)
     assert shlex.split(flasher.command_line(flash))[1:] == flash
@@ -204,7 +207,7 @@ def test_nvidias_commands_are_those_of_its_quick_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVIDIA's tools are called as root alone")
-def test_the_flasher_is_called_in_its_tree_and_its_failure_is_told(tmp_path: Path) -> None:
+def test_the_flash_script_runs_in_its_tree_and_its_failure_is_reported(tmp_path: Path) -> None:
     """With exactly those arguments."""
     tree = read_bsp(make_tree(tmp_path), PROFILE)
     (command,) = flasher.flash_commands(tree, "usb", user="", hostname="jet-1", accept_license=False)
@@ -284,8 +287,8 @@ def test_the_command_prepares_prints_runs_and_cleans(tmp_path: Path) -> None:
         (["--wifi", "net"], "--wifi-country"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_tree_is_touched(tmp_path: Path, words: list[str], said: str) -> None:
-    """With what to do."""
+def test_invalid_options_are_refused_before_changing_the_tree(tmp_path: Path, words: list[str], said: str) -> None:
+    """With advice."""
     path = make_tree(tmp_path)
     before = listing(path)
     public = tmp_path / "id.pub"
@@ -295,7 +298,7 @@ def test_what_cannot_be_is_refused_before_the_tree_is_touched(tmp_path: Path, wo
     assert listing(path) == before
 
 
-def test_jetpack_5_needs_an_interpreter_and_says_so(tmp_path: Path) -> None:
+def test_jetpack_5_requires_an_interpreter(tmp_path: Path) -> None:
     """Its own Python is too old, and a kit for another does not help."""
     make_tree(tmp_path, 35, "3.8")
     refused = CliRunner().invoke(

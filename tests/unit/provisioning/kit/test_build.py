@@ -1,4 +1,4 @@
-"""Kits: what they hold for which device, and that what is spoilt, missing or too new is said before it is on a card."""
+"""Kits: their content per device; corrupt, missing or incompatible parts are reported before a card is written."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def copied(wheelhouse: Path, folder: Path) -> Path:
         (("3.11", "aarch64", "musl"), "not a version of the GNU C library"),
     ],
 )
-def test_a_device_that_no_wheels_are_for_is_refused(words: tuple[str, ...], said: str) -> None:
-    """At once, and with what there is."""
+def test_a_platform_without_wheels_is_refused(words: tuple[str, ...], said: str) -> None:
+    """Immediately, with the list of supported ones."""
     with pytest.raises(UsageError, match=said):
         Target(*words)
 
 
-def test_the_c_library_that_wheels_need_is_read_from_their_names() -> None:
+def test_the_required_glibc_is_read_from_wheel_names() -> None:
     """A wheel of several tags runs from the oldest on; the kit needs the newest of those."""
     several = "a-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl"
     two = "b-1-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
@@ -73,8 +73,8 @@ def test_the_c_library_that_wheels_need_is_read_from_their_names() -> None:
     assert needed_glibc([several, two, "d-1-cp311-abi3-manylinux_2_34_x86_64.whl"]) == "2.34"
 
 
-def test_what_pip_leaves_out_for_another_python_is_found(tmp_path: Path) -> None:
-    """Conditions count for the device's Python and machine, through extras and what they ask for in turn."""
+def test_requirements_are_evaluated_for_the_target_python(tmp_path: Path) -> None:
+    """Markers apply to the device's Python and machine, through extras and their own requirements."""
     top = made_up_wheel(
         tmp_path,
         "top",
@@ -86,8 +86,8 @@ def test_what_pip_leaves_out_for_another_python_is_found(tmp_path: Path) -> None
     assert missing_requirements([top, base], ["top"], Target("3.10").markers) == ["arm", "old>=2", "quick==3"]
 
 
-def test_a_kit_for_an_older_python_holds_what_only_that_needs(tmp_path: Path, wheelhouse: Path) -> None:
-    """pip itself would read the condition by the Python that it runs on."""
+def test_a_kit_for_an_older_python_includes_its_backports(tmp_path: Path, wheelhouse: Path) -> None:
+    """pip itself would evaluate the marker for the Python that it runs on."""
     more = copied(wheelhouse, tmp_path / "wheelhouse")
     made_up_wheel(more, "msgspec", "90.0", requires=["backport; python_version < '3.11'"])
     made_up_wheel(more, "backport")
@@ -95,19 +95,19 @@ def test_a_kit_for_an_older_python_holds_what_only_that_needs(tmp_path: Path, wh
     assert {"backport-1.0-py3-none-any.whl", "msgspec-90.0-py3-none-any.whl"} < set(held)
 
 
-def test_a_kit_is_the_same_bytes_from_the_same_wheels(tmp_path: Path, wheelhouse: Path) -> None:
-    """In another cache, at another time; in the same cache it is not made twice."""
+def test_a_kit_is_reproducible_from_the_same_wheels(tmp_path: Path, wheelhouse: Path) -> None:
+    """In another cache, at another time; in the same cache it is not built twice."""
     first = built(wheelhouse)
     again = built(wheelhouse)
     other = built(wheelhouse, cache=tmp_path)
     assert first == again
-    assert {one.name: one.read_bytes() for one in first.iterdir()} == {
-        one.name: one.read_bytes() for one in other.iterdir()
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == {
+        path.name: path.read_bytes() for path in other.iterdir()
     }
 
 
-def test_a_spoilt_cache_is_gathered_anew(wheelhouse: Path) -> None:
-    """Whatever happened to its files, a kit that comes out is whole."""
+def test_a_corrupt_cache_is_downloaded_again(wheelhouse: Path) -> None:
+    """Whatever happened to its files, the resulting kit is complete."""
     folder = built(wheelhouse)
     whole = (folder / "wheels.tar").read_bytes()
     (folder / "wheels.tar").write_bytes(whole[:-1])
@@ -116,16 +116,16 @@ def test_a_spoilt_cache_is_gathered_anew(wheelhouse: Path) -> None:
     assert (built(wheelhouse) / "wheels.tar").read_bytes() == whole
 
 
-def test_a_wheelhouse_that_lacks_something_is_told_what(tmp_path: Path, wheelhouse: Path) -> None:
-    """No network is asked instead, whatever pip is set up for."""
+def test_a_missing_wheel_in_the_wheelhouse_is_named(tmp_path: Path, wheelhouse: Path) -> None:
+    """There is no request to the network, whatever pip's configuration is."""
     less = copied(wheelhouse, tmp_path / "wheelhouse")
     next(less.glob("tuf-*")).unlink()
     with pytest.raises(UsageError, match=r"no wheels for Python 3\.11 on aarch64.*tuf"):
         built(less)
 
 
-def test_further_files_and_an_interpreter_travel_along(tmp_path: Path, wheelhouse: Path) -> None:
-    """An interpreter comes out as gzip, which every device unpacks, whichever it came as."""
+def test_a_kit_includes_extra_files_and_an_interpreter(tmp_path: Path, wheelhouse: Path) -> None:
+    """An interpreter is stored as gzip, which every device unpacks, whatever its source format."""
     interpreter = tmp_path / "python.tar"
     with tarfile.open(interpreter, "w") as archive:
         archive.add(__file__, "python/bin/python3.11")
@@ -148,8 +148,8 @@ def test_further_files_and_an_interpreter_travel_along(tmp_path: Path, wheelhous
         built(wheelhouse, more={"Coral Files": interpreter})
 
 
-def test_a_copy_is_held_against_the_kit(tmp_path: Path, wheelhouse: Path) -> None:
-    """What a card did not keep is named, by whom has the kit and by whom has only the copy."""
+def test_a_copied_kit_is_verified(tmp_path: Path, wheelhouse: Path) -> None:
+    """A file that a card did not keep is named, with the kit at hand and with only the copy."""
     folder = built(wheelhouse)
     copy = tmp_path / "card"
     copy.mkdir()
@@ -165,11 +165,11 @@ def test_a_copy_is_held_against_the_kit(tmp_path: Path, wheelhouse: Path) -> Non
         read_kit(copy)
 
 
-def test_names_in_a_kit_are_safe_on_fat_and_lead_nowhere_else(wheelhouse: Path) -> None:
-    """Small letters and an ending; a description that names others is refused."""
+def test_kit_file_names_are_safe_on_fat(wheelhouse: Path) -> None:
+    """Lower case and an extension; a description that lists other paths is refused."""
     folder = built(wheelhouse)
     described = read_kit(folder).manifest
-    assert all(FILE_NAME.fullmatch(one.name) for one in described.files)
+    assert all(FILE_NAME.fullmatch(file.name) for file in described.files)
     raw = encode(described)
     assert decode(raw) == described
     for name in ("../x.tar", "/etc/passwd", "A.TAR", "a", "a b.tar"):
@@ -182,9 +182,9 @@ def test_names_in_a_kit_are_safe_on_fat_and_lead_nowhere_else(wheelhouse: Path) 
         list_files({"UPPER.TAR": folder / "wheels.tar"})
 
 
-def test_the_devices_wheel_holds_the_rooms_of_a_device_and_says_so(tmp_path: Path) -> None:
-    """No controller, no command line, no pictures; extras of rooms that are not in it are not offered; the same bytes
-    every time."""
+def test_the_device_wheel_contains_the_device_packages_only(tmp_path: Path) -> None:
+    """No controller, no command line, no pictures; it offers no extras of missing packages; the same bytes every
+    time."""
     (tmp_path / "again").mkdir()
     made = own_wheel.write(tmp_path)
     assert made.read_bytes() == own_wheel.write(tmp_path / "again").read_bytes()
@@ -197,9 +197,8 @@ def test_the_devices_wheel_holds_the_rooms_of_a_device_and_says_so(tmp_path: Pat
     assert own_wheel.version() == f"{edgesplit.__version__}+device" and f"Version: {own_wheel.version()}\n" in headers
 
 
-def test_an_installed_wheel_is_repacked_by_its_record_and_a_changed_file_is_refused(tmp_path: Path) -> None:
-    """Where edgesplit was installed from a wheel, a kit holds what was installed: not a file that was added, and no
-    file that was changed."""
+def test_an_installed_wheel_is_repacked_from_its_record(tmp_path: Path) -> None:
+    """A kit holds what was installed from the wheel: no file that was added, and a changed file is refused."""
     whole = tmp_path / "whole"
     installed = tmp_path / "installed"
     for folder in (whole, installed):
@@ -234,13 +233,13 @@ def test_an_installed_wheel_is_repacked_by_its_record_and_a_changed_file_is_refu
     )
 
 
-def test_pins_are_read_and_are_those_of_the_repository() -> None:
+def test_pins_match_the_repositorys_constraints() -> None:
     """Comments are no pins; names are compared as pip does."""
     assert parse_pins("# of them\nA_b.C==1.0\nd==2 # why\n\n") == {"a-b-c": "1.0", "d": "2"}
     assert {"numpy", "cryptography", "pip"} <= set(constraints())
 
 
-def test_no_folder_of_wheels_is_said(tmp_path: Path) -> None:
-    """Before pip is asked."""
+def test_a_missing_wheel_folder_is_refused(tmp_path: Path) -> None:
+    """Before pip runs."""
     with pytest.raises(UsageError, match="no folder of wheels"):
         collect_wheels(Target(), ["numpy"], tmp_path, wheelhouse=tmp_path / "none", on_progress=print)

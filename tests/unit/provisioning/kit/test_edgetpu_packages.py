@@ -1,4 +1,4 @@
-"""Coral's library: which package is taken into a kit, and which never would load."""
+"""Coral's library: packages that a kit includes, and packages that are incompatible."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def deb(folder: Path, name: str, version: str, architecture: str = "arm64", pack
 
 
 @pytest.mark.parametrize("packed", ["gz", "xz", "zst", ""])
-def test_a_package_says_what_it_is_however_it_is_packed(tmp_path: Path, packed: str) -> None:
-    """Nothing of it is run or unpacked."""
+def test_deb_metadata_is_read_from_every_compression(tmp_path: Path, packed: str) -> None:
+    """No part of a package is run or unpacked."""
     assert read_package(deb(tmp_path, "libedgetpu1-std", GOOD, packed=packed)) == DebianPackage(
         "libedgetpu1-std", GOOD, "arm64"
     )
 
 
-def test_a_kit_gets_libedgetpu_with_what_it_needs(tmp_path: Path) -> None:
-    """The same bytes for the same packages, under names that say nothing of their own."""
+def test_libedgetpu_is_added_with_its_dependencies(tmp_path: Path) -> None:
+    """The same bytes for the same packages, under fixed names."""
     given = [deb(tmp_path, "libusb-1.0-0", "2:1.0.26-1"), deb(tmp_path, "libedgetpu1-std", GOOD)]
     first = CoralPackages(given).archive("aarch64", tmp_path).read_bytes()
     assert CoralPackages(given[::-1]).archive("aarch64", tmp_path).read_bytes() == first
@@ -54,20 +54,20 @@ def test_a_kit_gets_libedgetpu_with_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["16.0tf2.16.1", GOOD, "16.0TF2.17.1-1.bookworm", "16.0tf2.19.0-2~deb12"])
-def test_builds_of_a_tensorflow_that_litert_grew_from_are_taken(version: str) -> None:
-    """They name it."""
+def test_libedgetpu_builds_with_a_matching_tensorflow_are_accepted(version: str) -> None:
+    """The package names its TensorFlow commit."""
     check_compatible(DebianPackage("libedgetpu1-std", version, "arm64"))
 
 
 @pytest.mark.parametrize("version", ["16.0", "15.0", "16.0tf2.15.1-1", "16.0tf1.99.1", "tf2.17.1", "16.0tf2.17", "x"])
-def test_builds_that_litert_cannot_load_are_refused(version: str) -> None:
+def test_incompatible_libedgetpu_builds_are_refused(version: str) -> None:
     """Coral's own last one among them."""
     with pytest.raises(UsageError, match="TensorFlow"):
         check_compatible(DebianPackage("libedgetpu1-std", version, "arm64"))
 
 
-def test_without_libedgetpu_there_is_no_coral(tmp_path: Path) -> None:
-    """Nor with two of it."""
+def test_exactly_one_libedgetpu_is_required(tmp_path: Path) -> None:
+    """None and two are refused."""
     two = [deb(tmp_path, name, GOOD) for name in ("libedgetpu1-std", "libedgetpu1-max")]
     for given in ([], [deb(tmp_path, "hello", "1.0")], two):
         with pytest.raises(UsageError, match="--coral-deb"):
@@ -77,8 +77,8 @@ def test_without_libedgetpu_there_is_no_coral(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"!<arch>\n", b"PK\x03\x04", b"!<arch>\n" + b"control.tar.gz".ljust(48) + b"99999999  `\nxx"]
 )
-def test_what_is_no_package_is_refused(tmp_path: Path, raw: bytes) -> None:
-    """With its name."""
+def test_an_invalid_package_is_refused(tmp_path: Path, raw: bytes) -> None:
+    """The file is named."""
     file = tmp_path / "x.deb"
     file.write_bytes(raw)
     with pytest.raises(UsageError, match=r"x\.deb"):

@@ -1,4 +1,4 @@
-"""What a device does not read is left away from a kit's wheels, and what is left works."""
+"""Files that a device does not need are removed from a kit's wheels, and the rest works."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ assert seen.resize((16, 12)).getpixel((3, 3))[0] > 150
 """
 
 
-def test_a_library_that_something_kept_needs_is_kept_too() -> None:
-    """By its name in what stays, and so on for what it needs itself."""
+def test_libraries_needed_by_kept_ones_are_kept() -> None:
+    """By the names in the kept files, and transitively."""
     content = {
         "p/kept.so": b"..libone-1.so\0..",
         "p/away.so": b"..libthree.so\0",
@@ -41,13 +41,13 @@ def test_a_library_that_something_kept_needs_is_kept_too() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01" + bytes(60), bytes(200)])
-def test_what_is_no_shared_object_stays_as_it_is(data: bytes) -> None:
-    """Nor is anything cut off that is shorter than it says."""
+def test_files_other_than_shared_objects_are_unchanged(data: bytes) -> None:
+    """A truncated shared object is not stripped either."""
     assert strip_elf(data) == data
 
 
-def test_a_wheel_without_anything_to_leave_away_says_what_it_said(tmp_path: Path) -> None:
-    """Same name, same files, a RECORD that fits; made once, and the same bytes again."""
+def test_a_wheel_without_removable_files_keeps_its_metadata(tmp_path: Path) -> None:
+    """Same name, same files, a matching RECORD; created once, and the same bytes again."""
     wheel = made_up_wheel(tmp_path, "plain", files={"plain/__init__.py": "x = 1", "plain/a,b.txt": "odd"})
     made = slim_wheel(wheel, tmp_path / "cache")
     assert made.name == wheel.name and slim_wheel(wheel, tmp_path / "cache") == made
@@ -57,7 +57,7 @@ def test_a_wheel_without_anything_to_leave_away_says_what_it_said(tmp_path: Path
         assert '"plain/a,b.txt",sha256=' in after.read("plain-1.0.dist-info/RECORD").decode()
 
 
-def test_pillow_without_other_formats_still_reads_what_cameras_send(tmp_path: Path) -> None:
+def test_slimmed_pillow_still_decodes_camera_formats(tmp_path: Path) -> None:
     """The one that is installed here, slimmed, in a process of its own: its libraries load without section tables."""
     whole = repacked(tmp_path, "pillow")
     made = slim_wheel(whole, tmp_path / "cache")
@@ -65,19 +65,19 @@ def test_pillow_without_other_formats_still_reads_what_cameras_send(tmp_path: Pa
         names = archive.namelist()
         assert not [name for name in names if "avif" in name.lower() and ".so" in name]
         archive.extractall(tmp_path / "unpacked")
-        slim = sum(one.file_size for one in archive.infolist())
+        slim = sum(entry.file_size for entry in archive.infolist())
     with zipfile.ZipFile(whole) as archive:
-        assert slim < 0.8 * sum(one.file_size for one in archive.infolist())
+        assert slim < 0.8 * sum(entry.file_size for entry in archive.infolist())
     subprocess.run([sys.executable, "-I", "-c", TRIED, str(tmp_path / "unpacked")], check=True, timeout=120)
 
 
-def test_nothing_is_left_away_of_distributions_that_are_not_named() -> None:
-    """Patterns belong to one distribution each, and name no whole one."""
-    assert not [pattern for each in REMOVED_FILES.values() for pattern in each if pattern.startswith("*")]
+def test_only_listed_distributions_are_slimmed() -> None:
+    """Patterns belong to one distribution each, and remove no whole one."""
+    assert not [pattern for value in REMOVED_FILES.values() for pattern in value if pattern.startswith("*")]
 
 
-def test_what_would_break_an_older_numpy_is_left_in_it(tmp_path: Path) -> None:
-    """Importing numpy 1 loads parts that numpy 2 loads when they are used."""
+def test_numpy_1_keeps_the_parts_it_imports(tmp_path: Path) -> None:
+    """Importing numpy 1 loads parts that numpy 2 loads on their first use."""
     for version, kept in (("1.26.4", True), ("2.4.6", False)):
         wheel = made_up_wheel(tmp_path, "numpy", version, files={"numpy/ma/core.py": "", "numpy/__init__.py": ""})
         with zipfile.ZipFile(slim_wheel(wheel, tmp_path / "cache")) as made:

@@ -1,4 +1,4 @@
-"""What is decided about a machine before anything is done to it: pure, over what it says."""
+"""Decisions about a machine before anything is changed on it: pure functions over its probe output."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def answer(**told: bytes) -> bytes:
     return "\n".join(["motd: hello", "edgesplit-survey-1", *lines, "edgesplit-survey-end", ""]).encode()
 
 
-def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
-    """With what it runs, where there is room, and how to become root."""
+def test_a_raspberry_pi_is_recognised_by_its_device_tree() -> None:
+    """With its system, its free space, and the way to become root."""
     seen = parse_facts(
         answer(
             os=b'ID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
@@ -60,20 +60,20 @@ def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
         ("Raspberry Pi 4 Model B Rev 1.4", True, "coral-usb-rpi4"),
     ],
 )
-def test_boards_have_their_profile(model: str, coral: bool, wanted: str) -> None:
-    """By what firmware says that they are."""
+def test_boards_map_to_device_profiles(model: str, coral: bool, wanted: str) -> None:
+    """By the model that the firmware reports."""
     assert decide.device_class(replace(PI, model=model), coral=coral) == wanted
 
 
 @pytest.mark.parametrize("model", ["Freescale i.MX8MQ Phanbell", "", "Raspberry Pi 3 Model B Rev 1.2"])
-def test_a_board_without_a_profile_is_asked_for(model: str) -> None:
+def test_an_unknown_board_requires_a_profile(model: str) -> None:
     """Nothing is guessed: a wrong profile makes wrong plans."""
     with pytest.raises(UsageError, match="--device-class"):
         decide.device_class(replace(PI, model=model), coral=False)
 
 
-def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
-    """Ubuntu 22.04 has 3.10; Ubuntu 20.04 and Mendel have none that fits, and the kit may bring its own."""
+def test_jetpack_5_needs_the_kits_interpreter() -> None:
+    """Ubuntu 22.04 has 3.10; Ubuntu 20.04 and Mendel have none that fits, and the kit may contain one."""
     six = replace(PI, os_id="ubuntu", os_like=("debian",), pythons=("3.10",), libc=(2, 35))
     assert decide.choose_means(six, interpreter=True) == decide.InstallMeans("3.10", False, "aarch64", True)
     five = replace(six, pythons=("3.8",), libc=(2, 31))
@@ -94,13 +94,13 @@ def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
         ({"libc": (2, 27)}, "glibc 2.27"),
     ],
 )
-def test_machines_that_cannot_run_it_are_told_why(change: dict[str, object], said: str) -> None:
+def test_unsupported_machines_are_refused_with_the_reason(change: dict[str, object], said: str) -> None:
     """Before anything is copied."""
     with pytest.raises(UsageError, match=said):
         decide.choose_means(replace(PI, **change), interpreter=True)  # type: ignore[arg-type]
 
 
-def test_what_is_done_follows_from_what_is_there() -> None:
+def test_the_action_follows_from_the_installed_state() -> None:
     """Install, upgrade, repair, or nothing."""
     running = replace(NOTHING, version="1.0-aa", device="cam-1", service="active")
     assert decide.next_action(NOTHING, "1.0-aa", known=False) == "install"
@@ -110,27 +110,27 @@ def test_what_is_done_follows_from_what_is_there() -> None:
     assert decide.next_action(replace(running, device=""), "1.0-aa", known=False) == "repair"
 
 
-def test_an_identity_longer_than_is_asked_for_is_read_by_its_first_lines() -> None:
-    """enrolled.json holds the TUF root, and is cut off there."""
+def test_a_truncated_identity_file_is_parsed() -> None:
+    """enrolled.json holds the TUF root, and is read up to a limit."""
     cut = b'{\n  "device": "cam-1",\n  "controller": "https://c:8443",\n  "tuf_root": "{'
     found = parse_installed(answer(enrolled=cut, current=b"versions/0.2-0011aabb\n", ca=b"pem\n", data=b"yes\n"))
     assert (found.device, found.controller, found.version) == ("cam-1", "https://c:8443", "0.2-0011aabb")
 
 
 @given(st.binary(max_size=400))
-def test_no_answer_of_a_machine_is_more_than_an_error(raw: bytes) -> None:
-    """Whatever it says."""
-    for said in (raw, b"edgesplit-survey-1\n" + raw + b"\nedgesplit-survey-end", answer(os=raw, model=raw, libc=raw)):
+def test_any_probe_output_parses_or_is_an_error(raw: bytes) -> None:
+    """No other exception."""
+    for output in (raw, b"edgesplit-survey-1\n" + raw + b"\nedgesplit-survey-end", answer(os=raw, model=raw, libc=raw)):
         for parse in (parse_facts, parse_installed):
             try:
-                parse(said)
+                parse(output)
             except MalformedMessage:
                 continue
 
 
 @given(st.text(max_size=200))
-def test_what_a_machine_says_is_shown_without_what_a_terminal_obeys(text: str) -> None:
-    """Names become device names or errors, and words lose their control characters."""
+def test_machine_texts_are_stripped_of_control_characters(text: str) -> None:
+    """Names become device names or errors."""
     assert all(letter.isprintable() or letter == "\n" for letter in safe_text(text.encode("utf-8", "replace")))
     try:
         name = proposed_name(text)
@@ -140,20 +140,20 @@ def test_what_a_machine_says_is_shown_without_what_a_terminal_obeys(text: str) -
 
 
 @pytest.mark.parametrize("text", ["-oProxyCommand=x", "a b", "user@", "a@-x", "x;y", "$(id)", "a\nb", "user@host:22/x"])
-def test_what_ssh_would_take_for_an_option_is_no_machine(text: str) -> None:
-    """Nor what a shell would take for more."""
+def test_a_host_that_looks_like_an_ssh_option_is_refused(text: str) -> None:
+    """Nor may it contain shell syntax."""
     with pytest.raises(UsageError):
         parse_host(text)
 
 
 @pytest.mark.parametrize("text", ["pi", "pi@cam-1.local", "root@[fe80::1%eth0]", "me@10.0.0.7", "jump.alias_1"])
-def test_machines_are_named_as_ssh_names_them(text: str) -> None:
+def test_machines_are_named_like_ssh_hosts(text: str) -> None:
     """Aliases of the operator's configuration too."""
     assert parse_host(text).target == text
 
 
-def test_a_batch_names_its_columns(tmp_path: Path) -> None:
-    """One machine per line; labels by spaces."""
+def test_a_batch_file_is_parsed_by_column(tmp_path: Path) -> None:
+    """One machine per line; labels separated by spaces."""
     file = tmp_path / "devices.csv"
     file.write_text("host,name,labels,port\npi@a,cam-1,room=hall floor=2,2222\npi@b,,,\n")
     first, second = read_batch(file)
@@ -166,15 +166,15 @@ def test_a_batch_names_its_columns(tmp_path: Path) -> None:
     ["", "name\ncam-1\n", "host,colour\na,b\n", "host\n-x\n", "host,port\na,99999\n", "host,labels\na,b\n", "host\n",
      "host,name\na\n", "host\na,b\n", 'host\n"a\n'],
 )  # fmt: skip
-def test_a_batch_that_is_none_says_where(tmp_path: Path, text: str) -> None:
-    """Nothing is adopted then."""
+def test_an_invalid_batch_names_its_line(tmp_path: Path, text: str) -> None:
+    """No machine is adopted then."""
     file = tmp_path / "devices.csv"
     file.write_text(text)
     with pytest.raises(UsageError, match=r"devices\.csv"):
         read_batch(file)
 
 
-def test_two_machines_cannot_have_one_name() -> None:
+def test_machines_and_names_in_a_batch_are_unique() -> None:
     """Nor can one machine be adopted twice at once."""
     with pytest.raises(UsageError, match="one name twice"):
         check_distinct([Host(target="a", name="cam"), Host(target="b", name="cam")])
@@ -193,12 +193,12 @@ def test_two_machines_cannot_have_one_name() -> None:
         ("", LinkError),
     ],
 )
-def test_what_ssh_says_becomes_an_error_that_says_what_to_do(err: str, kind: type[EdgeError]) -> None:
-    """Host keys are trust, refusals are ours to mend, the rest may go better again."""
+def test_ssh_errors_map_to_error_kinds_with_advice(err: str, kind: type[EdgeError]) -> None:
+    """Host keys are a matter of trust, refusals need the operator, everything else may succeed later."""
     assert type(ssh_error("pi@a", err)) is kind
 
 
-def test_room_is_looked_at_on_both_disks() -> None:
+def test_free_space_is_checked_on_both_disks() -> None:
     """Before the first byte is sent."""
     decide.check_free_space(PI, 10**9, 10**9)
     with pytest.raises(UsageError, match="prefix"):

@@ -1,4 +1,4 @@
-"""What simulated devices tell of themselves: enough for every gate of a rollout to be tried on them."""
+"""Telemetry of simulated devices: sufficient to exercise every gate of a rollout."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def folder() -> Iterator[Path]:
     ],
     ids=["hot", "hungry", "leak", "drift"],
 )
-def test_each_gate_that_needs_a_sensor_can_fail(folder: Path, gate: str, mood: Behaviour, drift: float) -> None:
-    """A bad release is stopped by the gate that it offends, by what the devices measured, and by that one alone."""
+def test_each_sensor_gate_can_fail(folder: Path, gate: str, mood: Behaviour, drift: float) -> None:
+    """A bad release is stopped by the gate that it violates, by the devices' measurements, and by that one alone."""
     with SimulatedFleet(folder, devices=2, seed=3, intervals=BUSY, link=THIN) as fleet:
         fleet.deploy(fleet.release(1))
         fleet.run(60)
@@ -49,13 +49,13 @@ def test_each_gate_that_needs_a_sensor_can_fail(folder: Path, gate: str, mood: B
         shown = fleet.controller.rollouts.view
 
         assert fleet.run(600, lambda: shown(number)["failures"])
-        assert {one["kind"] for one in shown(number)["failures"]} == {f"gate {gate}"}
+        assert {failure["kind"] for failure in shown(number)["failures"]} == {f"gate {gate}"}
         assert shown(number)["simulated"] == 2
         assert not fleet.checker.violations
 
 
-def test_a_good_release_is_judged_by_every_gate_and_passes(folder: Path) -> None:
-    """Nothing stays unknown: each gate had something to go by, and what was measured says that it is made up."""
+def test_a_good_release_passes_every_gate(folder: Path) -> None:
+    """No gate stays unjudged, and the measurements are marked as simulated."""
     with SimulatedFleet(folder, devices=2, seed=4, intervals=BUSY, link=THIN) as fleet:
         fleet.deploy(fleet.release(1))
         fleet.run(60)
@@ -64,15 +64,15 @@ def test_a_good_release_is_judged_by_every_gate_and_passes(folder: Path) -> None
         assert fleet.run(280, lambda: fleet.controller.rollouts.view(number)["state"] == "finished")
         with fleet.controller.database.read() as session:
             found = evidence_by_device(session, fleet.names, "sim", good.digest)
-        for one in found.values():
-            known = (one.latency_p95_s, one.memory_bytes, one.celsius, one.joules, one.drift, one.requests)
-            assert None not in known, one
+        for value in found.values():
+            known = (value.latency_p95_s, value.memory_bytes, value.celsius, value.joules, value.drift, value.requests)
+            assert None not in known, value
         told = fleet.controller.devices.get(fleet.names[0]).telemetry or {}
         assert told["power"]["watts_source"] == BASIS and told["models"][0]["joules_basis"] == BASIS
 
 
-def test_what_was_measured_without_a_link_comes_late_where_it_is_kept(folder: Path) -> None:
-    """Minutes without a network are in the history afterwards, each report once; without a ring they are lost."""
+def test_offline_telemetry_arrives_late_if_buffered(folder: Path) -> None:
+    """Minutes without a network are in the history afterwards, each report once; without a buffer they are lost."""
     for number, keeps_bytes in enumerate((65_536, 0)):
         home = folder / str(number)
         home.mkdir()
@@ -86,22 +86,22 @@ def test_what_was_measured_without_a_link_comes_late_where_it_is_kept(folder: Pa
             device.restore_network()
             fleet.run(400)
             told = fleet.controller.devices.history(device.name)
-            late = [one for one in told if one["from_backlog"]]
-            assert len({(one["session"], one["sequence"]) for one in told}) == len(told)
+            late = [message for message in told if message["from_backlog"]]
+            assert len({(message["session"], message["sequence"]) for message in told}) == len(told)
             if keeps_bytes:
-                assert len(late) >= 4 and all(gone - 300 < one["at"] < gone + 700 for one in late)
+                assert len(late) >= 4 and all(gone - 300 < item["at"] < gone + 700 for item in late)
             else:
                 assert late == []
             assert not fleet.checker.violations
 
 
-def test_the_broker_of_a_simulation_lets_devices_say_what_the_real_one_does() -> None:
-    """One rule for both: what a device may write and read."""
+def test_the_simulated_broker_enforces_the_real_access_rules() -> None:
+    """What a device may publish and subscribe to."""
     assert (in_memory_broker.DEVICE_WRITES, in_memory_broker.DEVICE_READS) == (DEVICE_WRITES, DEVICE_READS)
 
 
-def test_heat_and_power_follow_the_work() -> None:
-    """A device that does nothing is cool; one at full work is warmer, and what is wrong with a release comes on top."""
+def test_simulated_heat_and_power_follow_the_load() -> None:
+    """An idle device is cool, a busy one warmer, and a bad release adds its own heat."""
     body = PowerModel(0.0)
     idle = body.sample(10.0)
     assert (idle.watts, idle.celsius) == (IDLE_WATTS, COOL_CELSIUS)

@@ -1,4 +1,4 @@
-"""A faults file is checked before anything begins, and says what is wrong with it."""
+"""A faults file is validated before anything begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _file(line: str) -> bytes:
     return f"format: edgesplit.faults/1\nfaults:\n  - {line}\n".encode()
 
 
-def test_a_fault_in_numbers() -> None:
+def test_fault_quantities_are_parsed() -> None:
     """Spans in seconds, shares as parts of one, rates per second."""
     (fault,) = parse_faults(_file("{what: offline, devices: 20%, rate: 0.5/d, for: 5m-6h}"))
 
@@ -20,8 +20,8 @@ def test_a_fault_in_numbers() -> None:
     assert fault.rate_per_s == pytest.approx(0.5 / 86_400)
 
 
-def test_the_usual_month_can_be_read() -> None:
-    """Every kind is in it."""
+def test_the_example_month_of_faults_parses() -> None:
+    """It contains every kind."""
     assert len({fault.kind for fault in parse_faults(USUAL_FAULTS)}) == 15
 
 
@@ -44,8 +44,8 @@ def test_the_usual_month_can_be_read() -> None:
         ("{what: offline, at: 1h, colour: red}", "colour"),
     ],
 )
-def test_what_is_wrong_is_named(line: str, says: str) -> None:
-    """With the fault that it is in."""
+def test_an_error_names_its_fault(line: str, says: str) -> None:
+    """The fault with the error is named."""
     with pytest.raises(UsageError, match=says):
         parse_faults(_file(line))
 
@@ -53,7 +53,7 @@ def test_what_is_wrong_is_named(line: str, says: str) -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"format: edgesplit.faults/2\nfaults: []", b"\xff\xfe", b"a: [", b"- " * 9]
 )
-def test_what_is_no_faults_file(raw: bytes) -> None:
-    """It is refused, and nothing in it is run."""
+def test_an_invalid_faults_file_is_refused(raw: bytes) -> None:
+    """Nothing in it is executed."""
     with pytest.raises(UsageError, match=r"docs/simulation\.md"):
         parse_faults(raw)

@@ -1,4 +1,4 @@
-"""The witness of a simulated fleet sees each promise that is broken."""
+"""The invariant checker of a simulated fleet detects each violation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def _said(counter: int) -> bytes:
     return messages.encode(Signed(messages.encode(statement), ()))
 
 
-def test_bytes_that_nobody_signed() -> None:
-    """A load of anything else than what was signed is told."""
+def test_loading_unsigned_bytes_violates_an_invariant() -> None:
+    """Loading anything else than what was signed is reported."""
     witness = InvariantChecker(signed_files={"aa"})
     witness.on_file_loaded("cam", "aa")
     assert not witness.violations
@@ -23,8 +23,8 @@ def test_bytes_that_nobody_signed() -> None:
     assert "never signed" in witness.violations[0]
 
 
-def test_a_counter_that_falls() -> None:
-    """On the wire and on the device; the same again is no step back."""
+def test_a_falling_counter_violates_an_invariant() -> None:
+    """On the wire and on the device; a repeated value is allowed."""
     witness = InvariantChecker()
     for counter in (5, 5, 7):
         witness.on_published("edgesplit/v1/cam/desired", _said(counter))
@@ -35,8 +35,8 @@ def test_a_counter_that_falls() -> None:
     assert len(witness.violations) == 2
 
 
-def test_requests_have_one_outcome_each() -> None:
-    """Lost, late and answered twice are told; an error in time is an outcome."""
+def test_requests_have_exactly_one_outcome() -> None:
+    """Lost, late and duplicate answers are reported; an error in time is an outcome."""
     witness, answer = InvariantChecker(), Report(release="r", row="local")
     for request in ("in time", "late", "twice", "lost"):
         witness.on_request(request, deadline=2.0)
