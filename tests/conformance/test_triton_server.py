@@ -25,7 +25,7 @@ from edgesplit_partitioner.onnx_format.export import SlicePart, merge_slices, re
 from support import REPOSITORY
 from support import onnx_models as tiny
 from support.edgesplit_processes import eventually
-from support.recut_repository import CLASS, made
+from support.recut_repository import CLASS, build_release
 
 PROGRAM = """
 import numpy as np
@@ -96,7 +96,7 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
     """By the agent's own connections: tensors raw and by lossy codecs, bodies plain and in gzip; the id comes back."""
     port, repository = triton
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
-    one = made("chain", layers[:2])
+    one = build_release("chain", layers[:2])
     (cut, _) = one.manifest.plans[CLASS].rows
     row: Row = msgspec.structs.replace(cut, codecs=dict.fromkeys(cut.sends, codec))
     parts = [

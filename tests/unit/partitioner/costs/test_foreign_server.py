@@ -23,7 +23,7 @@ from edgesplit_cli.main import cli
 from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 from support import onnx_models as tiny
-from support.recut_repository import CLASS, fingerprint_for, made
+from support.recut_repository import CLASS, build_release, fingerprint_for
 from support.triton_schema import SCHEMA
 
 RELEASE = "ab" * 32
@@ -134,7 +134,7 @@ def test_what_is_no_address_says_what_would_be(text: str) -> None:
 
 def test_a_manifest_with_a_spoiled_address_is_none() -> None:
     """Whoever reads it refuses it; a good one is kept."""
-    one = made("chain", [tiny.prepared("chain").graph.layers[0].name]).with_plan(offload="triton://gpu")
+    one = build_release("chain", [tiny.prepared("chain").graph.layers[0].name]).with_plan(offload="triton://gpu")
     assert decode_manifest(encode_manifest(one.manifest)).plans[CLASS].offload == "triton://gpu"
     with pytest.raises(MalformedMessage, match="not the address"):
         decode_manifest(one.with_plan(offload="file:///etc").raw)
@@ -143,8 +143,8 @@ def test_a_manifest_with_a_spoiled_address_is_none() -> None:
 def test_the_planner_sends_nowhere_else_than_the_base_does() -> None:
     """A thief of its key who names a server of his own, or drops the one that was signed for, is refused."""
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
-    base = made("chain", layers[:2]).with_plan(offload="triton://gpu")
-    recut = made("chain", layers[:4], recut_of=base.digest)
+    base = build_release("chain", layers[:2]).with_plan(offload="triton://gpu")
+    recut = build_release("chain", layers[:4], recut_of=base.digest)
     fingerprint = fingerprint_for("chain")
     check_recut(recut.with_plan(offload="triton://gpu").manifest, base.manifest, fingerprint)
     for address in ("triton://thief", ""):

@@ -20,7 +20,7 @@ from edgesplit.release.manifest import Manifest
 from edgesplit_partitioner.onnx_format.export import check_exportable
 from support import onnx_models as tiny
 from support.exported_halves import far_half, near_half
-from support.recut_repository import CLASS, made
+from support.recut_repository import CLASS, build_release
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ def test_the_far_half_gives_the_bits_of_its_slices(name: str, tmp_path: Path) ->
     """Cut anywhere, several times: subgraphs that capture, weights in two slices, several inputs and outputs."""
     graph, rng = tiny.prepared(name).graph, random.Random(name)
     sets = {tiny.closed_set(graph, rng) for _ in range(6)} - {frozenset(layer.name for layer in graph.layers)}
-    one = made(name, *sorted(sets, key=sorted), private_tensors=())
+    one = build_release(name, *sorted(sets, key=sorted), private_tensors=())
     feeds = tiny.feeds_of(tiny.prepared(name))
     for row in one.manifest.plans[CLASS].rows:
         if row.is_local:
@@ -47,7 +47,7 @@ def test_the_far_half_gives_the_bits_of_its_slices(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("codec", boundary_codecs.LOSSY)
 def test_a_lossy_codec_is_undone_inside_as_our_server_undoes_it(codec: str, tmp_path: Path) -> None:
     """What travels goes in by its own names and types, and the answer has the bits that our own decoding leads to."""
-    one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
+    one = build_release("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], codec)
     live = near_half(one, row, tmp_path, tiny.feeds_of(tiny.prepared("chain")))
     (sent,) = row.sends
@@ -69,7 +69,7 @@ def with_codec(row: Row, codec: str) -> Row:
 
 def test_a_half_that_no_onnxruntime_runs_is_refused_with_what_would_do() -> None:
     """TFLite slices, pictures that are not decoded yet, codecs of a later day, and a row that needs nobody."""
-    one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
+    one = build_release("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row, local = one.manifest.plans[CLASS].rows
     check_exportable(one.manifest, row)
     for manifest, refused, what in (
@@ -89,7 +89,7 @@ def of_format(manifest: Manifest, name: str) -> Manifest:
 
 def test_an_optimising_session_takes_the_half_as_well() -> None:
     """As Triton opens it: all optimisations on."""
-    one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
+    one = build_release("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], "int8")
     raw = far_half(one, row).SerializeToString()
     assert onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"]).get_inputs()
