@@ -26,8 +26,9 @@ class RevokedSerials:
     UsageError or TrustError if the list cannot be read or verified at first.
     """
 
-    def __init__(self, path: Path, ca_file: Path) -> None:
+    def __init__(self, path: Path, ca_file: Path, *, look_every_s: float = LOOK_EVERY_S) -> None:
         self._path = path
+        self._look_every_s = look_every_s
         self._authority = authority_key(ca_file)
         self._lock = threading.Lock()
         self._version: tuple[int, int, int] | None = None
@@ -36,7 +37,7 @@ class RevokedSerials:
 
     def __contains__(self, serial: object) -> bool:
         with self._lock:
-            if monotonic() - self._checked_at >= LOOK_EVERY_S:
+            if monotonic() - self._checked_at >= self._look_every_s:
                 try:
                     self._serials = self._read()
                 except (TrustError, UsageError) as error:

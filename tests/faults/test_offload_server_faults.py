@@ -161,7 +161,7 @@ def test_every_request_that_was_accepted_is_answered_when_it_stops(release: Hand
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
-    eventually("two run and four wait", lambda: (server._scheduler.running, server._scheduler.waiting) == (2, 4))
+    eventually("two run and four wait", lambda: (server.scheduler.running, server.scheduler.waiting) == (2, 4))
     with closing(Connection("127.0.0.1", server.port)) as other:
         server.set_not_ready()
         ready = other.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
@@ -198,7 +198,7 @@ def test_a_hundred_that_do_not_read_their_answers_hold_up_nobody(release: Handma
             sock.sendall(request())
         for _ in range(SLOW):
             assert slow.begun.acquire(timeout=PATIENCE_S)
-        eventually("all have run", lambda: (server._scheduler.running, server._scheduler.waiting) == (0, 0))
+        eventually("all have run", lambda: (server.scheduler.running, server.scheduler.waiting) == (0, 0))
         with closing(Connection("127.0.0.1", server.port)) as other:
             reply = other.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
             assert reply.status == 200
@@ -239,7 +239,7 @@ def test_who_leaves_a_run_that_is_shared_costs_the_others_nothing(release: Handm
     slow = Slow()
     server = OffloadServer(Path("unused"), b"", open_release=release.open, runtime=slow, at_once=1)
     server.start()
-    half = server._models.model(CUT).half
+    half = server.models.model(CUT).half
     half.run_times.enable_batching(BatchBenefit({}, 8, 8))
     with ExitStack() as stack:
         socks = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(4)]
@@ -247,13 +247,13 @@ def test_who_leaves_a_run_that_is_shared_costs_the_others_nothing(release: Handm
             sock.settimeout(PATIENCE_S)
             sock.sendall(request())
             eventually(
-                "it runs or waits", lambda n=place: server._scheduler.waiting == n and server._scheduler.running == 1
+                "it runs or waits", lambda n=place: server.scheduler.waiting == n and server.scheduler.running == 1
             )
         socks[2].close()
-        eventually("its place is free", lambda: server._scheduler.waiting == 2)
+        eventually("its place is free", lambda: server.scheduler.waiting == 2)
         slow.leave.set()
         answers = [socks[place].recv(65536) for place in (0, 1, 3)]
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
     server.stop(PATIENCE_S)
-    (told,) = server._statistics.snapshot()
+    (told,) = server.statistics.snapshot()
     assert [(one["batch_size"], one["compute_infer"]["count"]) for one in told["batch_stats"]] == [(1, 1), (2, 1)]

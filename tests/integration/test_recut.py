@@ -135,7 +135,7 @@ def test_stolen_online_keys_change_no_device(controller: RecutController, agent:
         assert agent.client.infer("tiny", FEEDS, deadline_s=20).report.release == base.digest
         far = oip.remote_name(stolen.digest, CLASS, "cut-1")
         with pytest.raises(TrustError, match=reason):
-            controller.offload._models.model(far).half.load()
+            controller.offload.models.model(far).half.load()
 
     controller.replan(honest)
     eventually("an honest recut runs", lambda: agent.is_running(honest), 60)

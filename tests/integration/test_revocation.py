@@ -119,11 +119,8 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "keys")
 
 
-def test_an_offload_servers_open_connection_does_not_outlive_the_right(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_offload_servers_open_connection_does_not_outlive_the_right(authority: Authority, tmp_path: Path) -> None:
     """Answered until the list changes, and 403 from then on, on the same connection; others are served."""
-    monkeypatch.setattr("edgesplit_offload.revocation.LOOK_EVERY_S", 0.0)
     listed = tmp_path / "revoked.pem"
     listed.write_bytes(authority.revocation_list([]))
     server = OffloadServer(
@@ -131,7 +128,7 @@ def test_an_offload_servers_open_connection_does_not_outlive_the_right(
         b"",
         open_release=HandmadeRelease(tmp_path).open,
         tls=authority.issue_server("offload", ["127.0.0.1"]).server_context(),
-        revoked=RevokedSerials(listed, authority.certificate_file),
+        revoked=RevokedSerials(listed, authority.certificate_file, look_every_s=0.0),
     )
     server.start()
     thief, honest = (authority.issue_client(name) for name in ("cam-1", "cam-2"))

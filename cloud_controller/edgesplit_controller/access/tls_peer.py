@@ -38,12 +38,14 @@ class Peer:
 class PeerAwareHttp(HttpToolsProtocol):
     """uvicorn's HTTP protocol; adds the connection's `Peer` (None without a certificate) to each request's scope."""
 
+    head_timeout_s = HEAD_S
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The TLS handshake is complete: read the client certificate and start the timeout of the first head."""
         super().connection_made(transport)
         self.app = _with_peer(self.app, parse_peer(transport.get_extra_info("ssl_object")))
         self._head_bytes = 0
-        self._head_timeout = self.loop.call_later(HEAD_S, transport.close)
+        self._head_timeout = self.loop.call_later(self.head_timeout_s, transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes, which may belong to several requests; close the connection if the current head is too long."""
@@ -58,7 +60,7 @@ class PeerAwareHttp(HttpToolsProtocol):
         super().on_message_begin()
         self._head_timeout.cancel()
         self._head_bytes = 0
-        self._head_timeout = self.loop.call_later(HEAD_S, self.transport.close)
+        self._head_timeout = self.loop.call_later(self.head_timeout_s, self.transport.close)
 
     def on_headers_complete(self) -> None:
         """The head is complete: cancel its timeout; the body's limits are the application's (`request_limits`)."""

@@ -82,12 +82,15 @@ class BatcherLink:
                 self._link.send(ipc.Leave(number))
                 _finish(job, DeadlineExceeded(QUEUE_TOO_SLOW) if now > job.due_at else LinkError(CLIENT_GONE))
         longest_s = max(
-            (SILENT_RUNS * job.run_times.expected_s(job.run_times.max_batch) for job, _ in self._waiting.values()),
+            (
+                self._routes.silent_runs * job.run_times.expected_s(job.run_times.max_batch)
+                for job, _ in self._waiting.values()
+            ),
             default=0,
         )
-        # A hung batcher: nothing received for SILENT_S and for several of its longest runs, although requests wait.
+        # A hung batcher: nothing received for `silent_s` and for several of its longest runs, although requests wait.
         # Closing the link makes all of them run in this process.
-        if self._waiting and now - self._last_message_at > max(SILENT_S, longest_s):
+        if self._waiting and now - self._last_message_at > max(self._routes.silent_s, longest_s):
             log.warning("the process that gathers %s says nothing: its requests run here", self._kind[:12])
             self._routes.pause(self._kind)
             self._link.close()
@@ -142,9 +145,13 @@ class _Route:
 class RemoteBatcher:
     """Routes requests to the batcher of their kind."""
 
-    def __init__(self, seek: Callable[[str], object]) -> None:
-        """`seek` requests a batcher from the supervisor, which answers by `set_local` or `set_remote` some time."""
+    def __init__(
+        self, seek: Callable[[str], object], *, silent_s: float = SILENT_S, silent_runs: float = SILENT_RUNS
+    ) -> None:
+        """`seek` requests a batcher from the supervisor, which answers by `set_local` or `set_remote` some time.
+        `silent_s`, `silent_runs`: when a batcher counts as hung."""
         self._seek = seek
+        self.silent_s, self.silent_runs = silent_s, silent_runs
         self._routes: dict[str, _Route] = {}
         self._loop: EventLoop | None = None
         self.on_remote_load: Callable[[float], None] = lambda load: None

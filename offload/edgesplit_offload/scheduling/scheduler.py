@@ -45,17 +45,19 @@ class Scheduler:
         max_batched_runs: int = 0,
         run_in_thread: Callable[[Work], None] = _run_in_new_thread,
         run_watched: Callable[[Callable[[Any], Any], Any], Any] = _call,
+        look_up_s: float = LOOK_UP_S,
     ) -> None:
         """At most `max_runs` runs are active and `max_waiting` requests wait. `max_batched_runs`: limit on active runs
         including batched ones, whose requests come from other processes too. `run_in_thread`: runs a function in
         another thread. `run_watched`: calls a function with an argument in this thread, so that the caller may be
-        replaced as leader meanwhile."""
+        replaced as leader meanwhile. `look_up_s`: interval between checks of waiting requests' clients."""
         self._lock = threading.Lock()
         self._queue = RunQueue(max_runs, max_waiting, max_batched_runs)
         self._max_runs = max_runs
         self._max_waiting = max_waiting
         self._run_in_thread = run_in_thread
         self._run_watched = run_watched
+        self._look_up_s = look_up_s
         self._unreported: list[Job] = []
         """Jobs that are done and whose owners are not notified yet; owners are called without the lock."""
         self._load = 1.0
@@ -137,7 +139,7 @@ class Scheduler:
     def _sleep_s(self, job: Job) -> float:
         """Seconds that the waiting thread may sleep until it must check again without being woken."""
         until = self.recheck_at if job.batch_size else min(self.recheck_at, job.due_at)
-        return max(0.001, min(LOOK_UP_S, until - monotonic()))
+        return max(0.001, min(self._look_up_s, until - monotonic()))
 
     def next_run(self) -> Run | None:
         """The next run, which starts now, without requests that are late or abandoned; None if none may start. The
@@ -176,7 +178,7 @@ class Scheduler:
             self._queue.queue[:] = [job for job in self._queue.queue if self._is_wanted(job, now)]
             first_due_at = min((job.due_at for job in self._queue.queue), default=None)
         self._notify_owners()
-        return math.inf if first_due_at is None else min(now + LOOK_UP_S, first_due_at)
+        return math.inf if first_due_at is None else min(now + self._look_up_s, first_due_at)
 
     def on_remote_load(self, load: float) -> None:
         """A request of this process ran in another process, which reported `load`."""

@@ -55,6 +55,7 @@ _log = logging.getLogger("edgesplit.mqtt.session")
 class ReconnectBackoff:
     """The back-off of one session."""
 
+    pauses: Backoff = RECONNECT
     failures: int = 0
     """Attempts in a row that the broker did not accept."""
 
@@ -63,7 +64,7 @@ class ReconnectBackoff:
         accepted."""
         # Two clients with one id that reconnect quickly would only disconnect each other in turn.
         self.failures = 64 if taken_over else 0 if was_connected else self.failures + 1
-        return RECONNECT.pause_s(self.failures, jitter)
+        return self.pauses.pause_s(self.failures, jitter)
 
 
 class Session:
@@ -81,6 +82,7 @@ class Session:
         on_disconnect: Callable[[], None] | None = None,
         will: Will | Callable[[], Will] | None = None,
         keepalive_s: int = 30,
+        reconnect: Backoff = RECONNECT,
     ) -> None:
         """`will` is the last will (topic, payload, retain), which the broker publishes if the connection breaks; a
         callable is called before each connection, so that the will can contain the connection's number."""
@@ -89,6 +91,7 @@ class Session:
         """Why the last connection failed or ended; empty while connected."""
         self._callbacks = (on_message, on_connect, on_disconnect)
         self._will = will
+        self._reconnect = reconnect
         self._topics: dict[str, int] = {}
         self._lock = threading.Lock()
         self._connected = threading.Event()
@@ -253,7 +256,7 @@ class Session:
             self._reconnect_loop(woken)
 
     def _reconnect_loop(self, woken: socket.socket) -> None:
-        backoff = ReconnectBackoff()
+        backoff = ReconnectBackoff(self._reconnect)
         while not self._stopping.is_set():
             was_connected = self._run_connection(woken)
             pause_s = backoff.next_s(random.random(), was_connected=was_connected, taken_over=self._taken_over)

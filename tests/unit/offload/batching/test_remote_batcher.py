@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from time import monotonic
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pytest
@@ -56,10 +58,10 @@ class Gate:
 class Pair:
     """Two serving processes' servers, of which `other` gathers what `first` reads; `sever` breaks their link."""
 
-    def __init__(self, release: HandmadeRelease) -> None:
+    def __init__(self, release: HandmadeRelease, **silence: float) -> None:
         self.gates = Gate(), Gate()
         self.sought: list[str] = []
-        self.elsewhere = RemoteBatcher(self.sought.append)
+        self.elsewhere = RemoteBatcher(self.sought.append, **silence)
         self.first = OffloadServer(
             Path("unused"), b"", open_release=release.open, runtime=self.gates[0], elsewhere=self.elsewhere
         )
@@ -72,7 +74,7 @@ class Pair:
             self.half(server).run_times.enable_batching(GAINS)
 
     def half(self, server: OffloadServer) -> RemoteHalf:
-        return server._models.model(CUT).half
+        return server.models.model(CUT).half
 
     def link(self) -> None:
         """As the supervisor does it."""
@@ -83,7 +85,10 @@ class Pair:
     def sever(self) -> None:
         self.ours.shutdown(socket.SHUT_RDWR)
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for gate in self.gates:
             gate.may_run.set()
         for server in (self.first, self.other):
@@ -92,9 +97,8 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(HandmadeRelease(tmp_path))
-    yield made
-    made.stop()
+    with Pair(HandmadeRelease(tmp_path)) as servers:
+        yield servers
 
 
 def ask(server: OffloadServer, timeout_us: int = 0) -> Reply:
@@ -155,7 +159,7 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     beside, second = asking(pair.first, 1)  # as many as run: it begins beside
     begins(pair.gates[1])
     others = [asking(server, 2) for server in (pair.first, pair.other)]
-    until(lambda: pair.other._scheduler.waiting == 4)
+    until(lambda: pair.other.scheduler.waiting == 4)
     pair.gates[1].may_run.set()
     for threads in (blocking, beside, others[0][0], others[1][0]):
         for one in threads:
@@ -163,9 +167,9 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     replies = [*first, *second, *others[0][1], *others[1][1]]
     assert len(replies) == 6 and all(map(answered, replies))
     assert not pair.gates[0].begun.acquire(blocking=False)
-    (told,) = pair.first._statistics.snapshot()
+    (told,) = pair.first.statistics.snapshot()
     assert told["inference_count"] == 3
-    executions = [server._statistics.snapshot()[0]["execution_count"] for server in (pair.first, pair.other)]
+    executions = [server.statistics.snapshot()[0]["execution_count"] for server in (pair.first, pair.other)]
     assert sum(executions) == 3
 
 
@@ -196,12 +200,11 @@ def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None
     assert pair.sought
 
 
-def test_a_process_that_hangs_holds_nobody_up_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is stopped takes what it is sent and says nothing: requests run here, and it is left alone."""
-    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_S", 0.0)
-    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_RUNS", 0.0)
+def test_requests_run_locally_while_the_batcher_hangs(tmp_path: Path) -> None:
+    """A batcher that accepts what it is sent and never answers counts as hung: its requests run here, and it is not
+    requested again for a while."""
     ours, theirs = socket.socketpair()
-    with theirs:  # whom nobody reads from
+    with Pair(HandmadeRelease(tmp_path), silent_s=0.0, silent_runs=0.0) as pair, theirs:  # which is never read from
         pair.elsewhere.set_remote(pair.half(pair.first).kind, ours)
         assert answered(ask(pair.first)) and answered(ask(pair.first))
         assert not pair.sought
@@ -217,10 +220,10 @@ def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -
     pair.gates[1].may_run.clear()
     pair.half(pair.other).run_times.max_batch = 1
     running = asking(pair.first, 1)[0]
-    while not pair.other._scheduler.running:
+    while not pair.other.scheduler.running:
         threading.Event().wait(0.002)
     running += asking(pair.first, 1)[0]
-    until(lambda: pair.other._scheduler.waiting == 1)
+    until(lambda: pair.other.scheduler.waiting == 1)
     refused = ask(pair.first)
     assert (refused.status, "retry-after" in refused.headers) == (503, True)
     pair.gates[1].may_run.set()
@@ -251,13 +254,11 @@ def test_who_leaves_is_not_run_for(pair: Pair) -> None:
     head = f"POST /v2/models/{CUT}/infer HTTP/1.1\r\nhost: x\r\n{oip.HEADER_LENGTH}: {length}\r\n"
     with socket.create_connection(("127.0.0.1", pair.first.port)) as leaving:
         leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        until(lambda: pair.other._scheduler.waiting == 1)
-    (left,) = pair.other._scheduler._queue.queue
-    until(lambda: left.is_client_gone())
+        until(lambda: pair.other.scheduler.waiting == 1)
+    until(lambda: not pair.other.scheduler.waiting)
     pair.gates[1].may_run.set()
     for one in threads:
         one.join(PATIENCE_S)
-    until(lambda: not pair.other._scheduler.waiting)
     assert not pair.gates[1].begun.acquire(blocking=False)
 
 

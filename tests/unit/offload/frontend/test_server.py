@@ -99,7 +99,7 @@ def test_deadlines_and_the_bound_of_the_queue_hold_while_a_run_is_on(
     assert error(ask(server, timeout_us=50_000))[0] in (503, 504)
     waiting = threading.Thread(target=ask, args=(server,), daemon=True)
     waiting.start()
-    eventually("it waits", lambda: server._scheduler.waiting == 1)
+    eventually("it waits", lambda: server.scheduler.waiting == 1)
     refused = ask(server)
     assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
     gate.leave.set()
@@ -114,8 +114,8 @@ def test_who_leaves_while_a_run_is_on_is_not_run(serving: Callable[..., OffloadS
     running = hung(server, gate)
     with socket.create_connection(("127.0.0.1", server.port)) as leaving:
         leaving.sendall(request())
-        eventually("it waits", lambda: server._scheduler.waiting == 1)
-    eventually("its place is free", lambda: server._scheduler.waiting == 0)
+        eventually("it waits", lambda: server.scheduler.waiting == 1)
+    eventually("its place is free", lambda: server.scheduler.waiting == 0)
     runs = gate.runs
     gate.leave.set()
     running.join(PATIENCE_S)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import Busy, DeadlineExceeded, FairShareExceeded, InferenceFailed, LinkError
-from edgesplit_offload.scheduling import scheduler as turns_module
 from edgesplit_offload.scheduling.arrivals import ArrivalStats, ExpectedReturns
 from edgesplit_offload.scheduling.queue import Job, RunQueue
 from edgesplit_offload.scheduling.run_times import BatchBenefit, RunTimes
@@ -431,10 +430,9 @@ def test_one_that_fails_among_several_fails_alone() -> None:
     assert isinstance(rest[1].got, InferenceFailed)
 
 
-def test_nobody_runs_for_one_that_has_gone_or_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_runs_for_one_that_has_gone_or_is_late() -> None:
     """They leave the queue, and are not in the run that they would have shared."""
-    monkeypatch.setattr(turns_module, "LOOK_UP_S", 0.01)
-    turns, gate, shared = Scheduler(1, 10), Gate(), pace(most=8, enough=8)
+    turns, gate, shared = Scheduler(1, 10, look_up_s=0.01), Gate(), pace(most=8, enough=8)
     first = Asker(turns, Job(1, gate.run, shared))
     assert gate.begun.acquire(timeout=PATIENCE_S)
     gone, late = Job(2, gate.run, shared, is_client_gone=lambda: True), Job(3, gate.run, shared, deadline=0.0)
