@@ -25,7 +25,7 @@ def config_of(home: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["chain", "branches"])
-def test_what_is_exported_is_what_triton_would_load_and_answers_as_the_whole_model(name: str, tmp_path: Path) -> None:
+def test_exported_repositories_load_in_triton_and_answer_as_the_whole_model(name: str, tmp_path: Path) -> None:
     """Each row of a plan: the configuration names the model's folder and its ends as the file has them, types and
     shapes too, and the file makes of the boundary what the whole model makes of its input."""
     prepared = tiny.prepared(name)

@@ -123,7 +123,7 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
         assert np.allclose(answer.outputs[output], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_a_half_that_triton_has_not_is_its_failure(triton: tuple[int, Path]) -> None:
+def test_a_model_missing_in_triton_is_a_server_failure(triton: tuple[int, Path]) -> None:
     """By its version it says 400 or 404; 400 would mean of our own server that the input is wrong."""
     remote = ForeignServers(ForeignTls()).client_for(f"triton://127.0.0.1:{triton[0]}")
     failure = remote.infer(

@@ -85,7 +85,7 @@ def test_answers_to_other_ids_and_second_answers_are_never_taken(server: Scripte
 
 
 @pytest.mark.parametrize("from_byte", [0, 30, 400])
-def test_a_server_that_drips_or_is_silent_is_left_at_the_deadline(server: ScriptedServer, from_byte: int) -> None:
+def test_a_slow_or_silent_server_is_left_at_the_deadline(server: ScriptedServer, from_byte: int) -> None:
     """Each byte comes within any time-out of a single read; the deadline is on the whole."""
 
     def drip(sock: socket.socket, good: bytes, n: int) -> None:
@@ -113,7 +113,7 @@ def test_a_server_that_never_reads_is_left_at_the_deadline() -> None:
         assert monotonic() - began < 0.3 + MARGIN_S
 
 
-def test_nobody_there_is_a_deadline() -> None:
+def test_an_unreachable_server_is_a_deadline_error() -> None:
     """By TCP, and by a socket that is not there: an agent may be on its way."""
 
     async def run(url: str) -> None:

@@ -153,7 +153,7 @@ def test_a_server_that_never_reads_is_left_at_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("from_byte", [0, 30, 400])
-def test_a_server_that_drips_is_left_at_the_deadline(server: ScriptedServer, from_byte: int) -> None:
+def test_a_server_that_answers_byte_by_byte_is_left_at_the_deadline(server: ScriptedServer, from_byte: int) -> None:
     """Each byte comes within any time-out of a single read; the deadline is on the whole."""
 
     def drip(sock: socket.socket, good: bytes, n: int) -> None:

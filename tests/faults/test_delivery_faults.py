@@ -354,7 +354,7 @@ def _too_deep(session: Session) -> None:
 
 
 @pytest.mark.parametrize("rude", [_too_large, _too_deep])
-def test_a_client_that_breaks_the_protocol_is_cut_off_and_comes_back(
+def test_a_client_that_violates_mqtt_is_disconnected_and_reconnects(
     tmp_path: Path, rude: Callable[[Session], None]
 ) -> None:
     """B5: more than a message may have, a topic of 30,000 levels: broker and controller do not mind, and who did it is
@@ -379,7 +379,7 @@ ENDLESS = b"\x30\xff\xff\xff\x7f\x00\x01a" + bytes(1_000_000)
 
 
 @pytest.mark.parametrize("raw", [NOT_UTF8, ZERO_BYTE, WILDCARD, ENDLESS, b"\xf7" * 64, b"\x30\xff\xff\xff\xff\xff"])
-def test_bytes_that_are_no_mqtt_end_their_own_connection_only(tmp_path: Path, raw: bytes) -> None:
+def test_malformed_packets_end_only_their_own_connection(tmp_path: Path, raw: bytes) -> None:
     """B5: topics that are no UTF-8, hold a zero or a wildcard, a packet without end, no packet at all: the broker hangs
     up on who sent them, and another device's session does not notice."""
     harness = DeliveryHarness(tmp_path, 20, 7)
@@ -406,7 +406,7 @@ def test_bytes_that_are_no_mqtt_end_their_own_connection_only(tmp_path: Path, ra
 SUBSCRIBE_ALL = b"\x82\x1a\x00\x01\x00\x00\x14edgesplit/v1/chunk/+\x00"
 
 
-def test_a_device_that_does_not_read_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_device_that_does_not_read_delays_no_other_device(tmp_path: Path) -> None:
     """B6: one that listens to every chunk and never takes a byte off its socket: the other has its release, the broker
     bounds what it keeps for the silent one, and the controller's session lives."""
     harness = DeliveryHarness(tmp_path, 2_000, 11)
@@ -436,7 +436,7 @@ def _answers(harness: DeliveryHarness) -> bool:
         return False
 
 
-def test_a_larger_message_than_allowed_is_not_even_sent(tmp_path: Path) -> None:
+def test_a_message_over_the_limit_is_refused_by_the_senders_session(tmp_path: Path) -> None:
     """B5: our own sessions refuse it before the broker would, and stay connected."""
     harness = DeliveryHarness(tmp_path, 1, 8)
     harness.start()
@@ -509,7 +509,7 @@ def test_a_full_disk_refuses_before_the_first_byte_and_completes_when_there_is_r
         harness.stop()
 
 
-def test_a_link_that_is_slow_and_torn_still_delivers(tmp_path: Path) -> None:
+def test_a_slow_link_with_interruptions_delivers_everything(tmp_path: Path) -> None:
     """B10: a narrow link with 300 ms, cut at random: everything comes, once, and metadata gets through meanwhile."""
     harness = DeliveryHarness(tmp_path, 120, 10)
     links = []

@@ -18,7 +18,7 @@ DEVICES, EACH = 8, int(os.environ.get("EDGESPLIT_GATEWAY_REQUESTS", "15"))
 TURNED_AWAY = (503, 504)
 
 
-def test_a_lying_link_to_the_cloud_spoils_no_answer(tmp_path: Path) -> None:
+def test_a_faulty_link_to_the_cloud_spoils_no_answer(tmp_path: Path) -> None:
     """Devices ask at once, for rows that split, pass through and end at the gateway, while the cloud's answers are
     good, forged, cut short, or its server listens no more. Each request gets the whole model's answer under its own id,
     or is turned away in time; afterwards the cloud helps again."""

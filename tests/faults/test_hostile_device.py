@@ -223,7 +223,7 @@ WRITTEN = [
 ]
 
 
-def test_nothing_can_be_said_for_others(undisturbed: HostileDeviceHarness) -> None:
+def test_a_hostile_device_cannot_publish_on_others_topics(undisturbed: HostileDeviceHarness) -> None:
     """D1: others' topics, the controller's, chunks, deep and odd ones: each is refused, retained or not, and has no
     effect on what is shown of the victim."""
     shown = undisturbed.shown()
@@ -247,7 +247,7 @@ LISTENED = [
 ]  # fmt: skip
 
 
-def test_nothing_of_others_is_heard(undisturbed: HostileDeviceHarness) -> None:
+def test_a_hostile_device_receives_nothing_of_others(undisturbed: HostileDeviceHarness) -> None:
     """D2: all kinds of wildcards and shared subscriptions: while the victim talks and fetches, the hostile device
     hears its own topics and chunks, and nothing else."""
     with undisturbed.hostile.client("", topic(BAD, "fetch_reply"), *LISTENED) as bad:
@@ -261,7 +261,7 @@ def test_nothing_of_others_is_heard(undisturbed: HostileDeviceHarness) -> None:
 # Others' names
 
 
-def test_anothers_client_id_and_will_are_its_own(undisturbed: HostileDeviceHarness) -> None:
+def test_anothers_client_id_and_last_will_have_no_effect(undisturbed: HostileDeviceHarness) -> None:
     """D3: under the victim's client id it is still itself, and its will on the victim's topic is never said."""
     with undisturbed.hostile.client(VICTIM, topic(VICTIM, "desired"), will=topic(VICTIM, "birth")) as bad:
         assert bad.refused(topic(VICTIM, "birth"), b"x")
@@ -273,7 +273,9 @@ def test_anothers_client_id_and_will_are_its_own(undisturbed: HostileDeviceHarne
     assert undisturbed.shown()["state"] == "online"
 
 
-def test_statements_reach_only_whom_they_are_for(undisturbed: HostileDeviceHarness, tmp_path: Path) -> None:
+def test_statements_are_accepted_only_by_the_device_they_name(
+    undisturbed: HostileDeviceHarness, tmp_path: Path
+) -> None:
     """C2, C3: the victim's statement believed by nobody else, the hostile device's own replayed to nobody, and an older
     one refused by who saw a newer."""
     own = Statements(undisturbed.hostile, undisturbed.cloud, tmp_path)
@@ -357,7 +359,7 @@ def model(name: str) -> messages.ModelState:
     return messages.ModelState(name, "r", "r", "running", "")
 
 
-def test_confusing_words_confuse_nobody(undisturbed: HostileDeviceHarness) -> None:
+def test_absurd_telemetry_does_not_disturb_the_controller(undisturbed: HostileDeviceHarness) -> None:
     """B5: absurd, malformed, retained words on its own topics: the controller answers as before, about everybody, as
     JSON that any reader takes; and nothing of them is a secret's way out."""
     with undisturbed.hostile.client("", topic(BAD, "fetch_reply")) as bad:
@@ -420,7 +422,7 @@ def broken_packets() -> list[bytes]:
     ]
 
 
-def test_broken_packets_cost_only_the_connection_they_came_on(undisturbed: HostileDeviceHarness) -> None:
+def test_broken_packets_end_only_their_own_connection(undisturbed: HostileDeviceHarness) -> None:
     """B5: invalid UTF-8, endless lengths, topics of 65,000 levels, payloads beyond the limit, random bytes."""
     for packet in broken_packets():
         with undisturbed.hostile.socket() as link, suppress(OSError):
@@ -431,7 +433,7 @@ def test_broken_packets_cost_only_the_connection_they_came_on(undisturbed: Hosti
     assert undisturbed.shown()["state"] == "online"
 
 
-def test_a_slow_reader_holds_up_nobody(undisturbed: HostileDeviceHarness) -> None:
+def test_a_slow_reader_delays_no_other_device(undisturbed: HostileDeviceHarness) -> None:
     """B6: it asks for all chunks and reads a byte now and then: the victim's deployment comes, and the broker keeps
     no more for the slow one than its bounded queue."""
     with undisturbed.hostile.socket() as link:
@@ -497,7 +499,7 @@ def flooding(hostile: HostileDevice, until: threading.Event) -> list[threading.T
     return threads
 
 
-def test_a_flooding_device_is_held_off_and_told_and_the_victim_gets_its_deployment(
+def test_a_flooding_device_is_blocked_and_reported_while_others_get_deployments(
     undisturbed: HostileDeviceHarness,
 ) -> None:
     """D2, B6: at full speed on a second identity: the operator is told, its certificate opens no session for a while,
@@ -522,7 +524,7 @@ def test_a_flooding_device_is_held_off_and_told_and_the_victim_gets_its_deployme
     assert undisturbed.shown()["flooded"] is None
 
 
-def test_thousands_of_subscriptions_and_endless_asking_disturb_nobody(undisturbed: HostileDeviceHarness) -> None:
+def test_thousands_of_subscriptions_and_requests_delay_no_other_device(undisturbed: HostileDeviceHarness) -> None:
     """A third device listens to ten thousand topics and asks for every chunk again and again: the victim's next
     deployment comes all the same."""
     third = HostileDevice(undisturbed.cloud, "pi-third")

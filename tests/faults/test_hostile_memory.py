@@ -113,7 +113,7 @@ def at(region: str, size: int = SIZE, offset: int = 0) -> dict[str, Any]:
     return {"shared_memory_region": region, "shared_memory_byte_size": size, "shared_memory_offset": offset}
 
 
-def test_a_region_that_is_shortened_and_lengthened_all_the_time_kills_nobody(harness: EndpointHarness) -> None:
+def test_resizing_a_shared_region_during_requests_crashes_nothing(harness: EndpointHarness) -> None:
     """Each request is answered or refused; no SIGBUS, no hang, and the file never grows by what we write."""
     key = harness.region(2 * SIZE)
     path = "/v2/systemsharedmemory/region/r/register"
@@ -138,7 +138,7 @@ def test_a_region_that_is_shortened_and_lengthened_all_the_time_kills_nobody(har
     assert harness.answers()
 
 
-def test_regions_that_overlap_are_the_clients_own_affair(harness: EndpointHarness) -> None:
+def test_overlapping_shared_regions_are_answered_in_bounds(harness: EndpointHarness) -> None:
     """Input and output in one place, and two names for one memory: answered, in bounds."""
     key = harness.region()
     for name in ("r", "s"):
@@ -154,7 +154,7 @@ def test_regions_that_overlap_are_the_clients_own_affair(harness: EndpointHarnes
     at("gone"), at(SEGMENT), at(""), at("../r"), {**at("r"), "shared_memory_byte_size": None},
     {**at("r"), "shared_memory_offset": "0"},
 ])  # fmt: skip
-def test_places_that_are_nowhere_are_refused(harness: EndpointHarness, place: dict[str, Any]) -> None:
+def test_invalid_offsets_into_shared_regions_are_refused(harness: EndpointHarness, place: dict[str, Any]) -> None:
     """Huge, negative, unknown, of the wrong type: a 400 that says so, as input and as output."""
     key = harness.region()
     assert (
@@ -170,7 +170,7 @@ def test_places_that_are_nowhere_are_refused(harness: EndpointHarness, place: di
     {"key": "KEY", "byte_size": 2**63}, {"key": "KEY", "byte_size": SIZE + 1}, {"key": "KEY", "byte_size": 0},
     {"key": "KEY", "byte_size": 1, "offset": SIZE}, {"key": "KEY", "byte_size": 1, "offset": -1},
 ])  # fmt: skip
-def test_registrations_that_cannot_be_are_refused(harness: EndpointHarness, body: Any) -> None:
+def test_invalid_region_registrations_are_refused(harness: EndpointHarness, body: Any) -> None:
     """And nothing is registered by them."""
     key = harness.region()
     if isinstance(body, dict) and body.get("key") == "KEY":
@@ -189,7 +189,7 @@ def offered(descriptors: list[int], extra: bytes = b"") -> tuple[socket.socket, 
     return link, link.recv(65_536)
 
 
-def test_descriptors_of_anything_else_are_refused(harness: EndpointHarness, tmp_path: Path) -> None:
+def test_descriptors_that_are_no_sealed_memory_are_refused(harness: EndpointHarness, tmp_path: Path) -> None:
     """A file that could shrink, a socket, a terminal, several, none: refused and closed; the connection serves on."""
     (tmp_path / "file").write_bytes(b"x" * SIZE)
     unsealed = os.memfd_create("t", os.MFD_ALLOW_SEALING)
@@ -245,7 +245,7 @@ def test_a_client_that_is_killed_amid_its_exchange_leaves_nothing_behind(harness
     assert harness.answers()
 
 
-def test_a_hundred_clients_that_do_not_read_keep_nobody_waiting(harness: EndpointHarness) -> None:
+def test_a_hundred_clients_that_do_not_read_delay_no_other_client(harness: EndpointHarness) -> None:
     """Each has asked for a megabyte and takes none of it: others are answered, memory is bounded by what was asked, and
     the connections end with their clients."""
     buffers, length = oip.encode_request(oip.InferRequest({"x": X}))

@@ -173,9 +173,7 @@ def test_a_renewal_leaves_the_old_pair_or_the_new_wherever_power_fails(
             shutil.rmtree(place)
 
 
-def test_an_answer_that_is_lost_costs_another_try_with_the_same_key(
-    shelf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_enrolment_response_is_retried_with_the_same_key(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller has enrolled the device, and the device never heard of it: asked again, it hears."""
     controller = Controller(shelf / "lost-answer")
     monkeypatch.setattr(enrolment, "post", controller.post)

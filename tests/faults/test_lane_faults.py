@@ -87,7 +87,7 @@ def by_asyncio(
     return lambda x: loop.run_until_complete(client.infer("one", {"x": x}, deadline_s=PATIENCE_S)), close
 
 
-def test_lanes_answer_as_the_agent_does_and_count_as_much(harness: DirectAccessHarness) -> None:
+def test_direct_access_gives_the_agents_answers_and_counts(harness: DirectAccessHarness) -> None:
     """By threads and by asyncio, by shared memory and by bytes: the agent's answer and report, from the second request
     on without the agent; and observers, statistics, gates and metrics know of every one."""
     asked = 0
@@ -116,7 +116,7 @@ def test_lanes_answer_as_the_agent_does_and_count_as_much(harness: DirectAccessH
     assert harness.engine.serving["one"].learned()[0][2] > 0
 
 
-def test_what_is_special_goes_through_the_agent(harness: DirectAccessHarness) -> None:
+def test_requests_with_options_go_through_the_agent(harness: DirectAccessHarness) -> None:
     """An id of its own, wishes, a trace, a stream, another shape, an output that is none, and whoever wants no lane."""
     with Client(harness.url) as client, Client(harness.url, lane=False) as without:
         warm(client, harness)
@@ -145,7 +145,7 @@ def test_what_is_special_goes_through_the_agent(harness: DirectAccessHarness) ->
         assert harness.inferences == before + 1
 
 
-def test_another_release_is_answered_by_from_its_first_moment(harness: DirectAccessHarness) -> None:
+def test_a_new_release_answers_direct_requests_from_its_activation(harness: DirectAccessHarness) -> None:
     """Lanes end when it is activated; the next request is its own, and lanes come back. So when it is dropped."""
     with Client(harness.url) as client:
         warm(client, harness)
@@ -187,7 +187,7 @@ def test_a_killed_worker_costs_no_request_and_no_count(harness: DirectAccessHarn
 
 
 @only_where_it_traps
-def test_a_model_that_crashes_on_a_lane_is_an_error_in_time_and_its_own_fault(socket_folder: Path) -> None:
+def test_a_model_that_crashes_under_direct_access_is_a_typed_error_in_time(socket_folder: Path) -> None:
     """The lane ends with the worker, the agent is asked, and its worker dies too: a typed error; then all is well."""
     with lane_world(socket_folder, deadly()) as harness, Client(harness.url) as client:
         warm(client, harness)
@@ -197,7 +197,7 @@ def test_a_model_that_crashes_on_a_lane_is_an_error_in_time_and_its_own_fault(so
         np.testing.assert_array_equal(ask(client).outputs["y"], SMALL)
 
 
-def test_a_model_that_hangs_on_a_lane_is_ended(socket_folder: Path) -> None:
+def test_a_model_that_hangs_under_direct_access_is_killed(socket_folder: Path) -> None:
     """Nobody but the agent sees it: since when the worker runs stands in words that both see."""
     with lane_world(socket_folder, endless()) as harness, Client(harness.url) as client:
         warm(client, harness)
@@ -229,7 +229,7 @@ sys.stdin.read()
 """
 
 
-def test_a_client_that_is_killed_leaves_nothing(harness: DirectAccessHarness) -> None:
+def test_a_killed_client_leaves_no_lane_and_no_descriptor(harness: DirectAccessHarness) -> None:
     """Its lane and descriptors go, in the agent and in the worker."""
     pid = harness.hosts[0].status()["pid"]
     with Client(harness.url) as first:
@@ -252,7 +252,7 @@ def _workers_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_agents_requests_and_lanes_take_turns(harness: DirectAccessHarness) -> None:
+def test_direct_and_agent_requests_take_turns(harness: DirectAccessHarness) -> None:
     """A lane that never pauses keeps nobody out."""
     over = threading.Event()
 
@@ -274,7 +274,7 @@ def test_agents_requests_and_lanes_take_turns(harness: DirectAccessHarness) -> N
             thread.join(PATIENCE_S)
 
 
-def test_a_stopped_worker_is_the_agents_to_end(harness: DirectAccessHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_worker_is_killed_by_the_agent(harness: DirectAccessHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing, so that no word says it is busy: the lane is silent, the agent is asked, and that ends it."""
     monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.2)
     with Client(harness.url) as client:
@@ -285,7 +285,7 @@ def test_a_stopped_worker_is_the_agents_to_end(harness: DirectAccessHarness, mon
         assert harness.inferences == before + 1 and "stopped" in str(harness.lost[0])
 
 
-def test_a_wish_that_cannot_be_is_refused_in_words(harness: DirectAccessHarness) -> None:
+def test_an_invalid_request_for_direct_access_is_refused_with_its_reason(harness: DirectAccessHarness) -> None:
     """Without a socket, with something else, for a model that is not here, with nonsense: told, and nothing is kept."""
     connection = Connection("localhost", 0, path=str(harness.folder / "a.sock"))
     with Client(harness.url, lane=False) as client:

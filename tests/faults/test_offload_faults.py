@@ -60,7 +60,7 @@ def sizes(harness: OffloadHarness) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, how: How, patient: None) -> None:
+def test_a_connection_broken_after_any_byte_causes_a_fallback(tmp_path: Path, how: How, patient: None) -> None:
     """E1, before, during and after each byte of a request and of its response: closed, reset, or silent from there."""
     with offload_world(tmp_path, "local", "cut-1") as harness:
         up, down = sizes(harness)
@@ -85,7 +85,7 @@ def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, ho
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_without_a_fallback_a_broken_wire_is_a_typed_error(tmp_path: Path, how: How, patient: None) -> None:
+def test_a_broken_connection_without_a_fallback_is_a_typed_error(tmp_path: Path, how: How, patient: None) -> None:
     """The plan has no local row: each position is an error that says so, in time, and the next request is answered."""
     with offload_world(tmp_path, "cut-1") as harness:
         up, down = sizes(harness)
@@ -101,7 +101,7 @@ def test_without_a_fallback_a_broken_wire_is_a_typed_error(tmp_path: Path, how: 
         assert not ask(harness).report.fallback
 
 
-def test_a_wire_that_breaks_inside_tls_is_no_other(tmp_path: Path, patient: None) -> None:
+def test_a_connection_broken_inside_tls_causes_a_fallback(tmp_path: Path, patient: None) -> None:
     """Handshake, request and response as records: closed after a sample of all their bytes."""
     from edgesplit_controller.pki.authority import Authority
 
@@ -179,7 +179,7 @@ def between_lies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OffloadHa
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_response_that_lies_is_not_believed(between_lies: OffloadHarness, name: str, patient: None) -> None:
+def test_a_false_response_is_refused(between_lies: OffloadHarness, name: str, patient: None) -> None:
     """E3, byte for byte: whatever is made of a good response on its way, the device finishes by itself."""
     between_lies.anew(Fault(rewrite=LIES[name]))
     report = ask(between_lies, InferOptions(hedge="never")).report
@@ -187,7 +187,7 @@ def test_a_response_that_lies_is_not_believed(between_lies: OffloadHarness, name
     between_lies.settles()
 
 
-def test_any_flipped_byte_of_a_response_is_noticed_or_harmless(tmp_path: Path, patient: None) -> None:
+def test_any_flipped_byte_of_a_response_is_detected_or_harmless(tmp_path: Path, patient: None) -> None:
     """Head and JSON: a right answer, from somewhere. (Tensors' own bytes are what TLS is for.)"""
     with offload_world(tmp_path, "local", "cut-1") as harness:
         sizes(harness)
@@ -222,7 +222,7 @@ def test_a_replayed_answer_is_refused_under_its_own_id_too(tmp_path: Path, same_
         assert answer.report.fallback and answer.report.cause == "server"
 
 
-def test_a_late_answer_is_nobodys(tmp_path: Path, patient: None) -> None:
+def test_a_late_response_is_dropped(tmp_path: Path, patient: None) -> None:
     """E2: the wire keeps the response until the device has finished, then lets it go: neither this request nor the next
     one sees it."""
     with offload_world(tmp_path, "local", "cut-1") as harness:
@@ -299,7 +299,7 @@ def _asked(harness: OffloadHarness) -> bool:
     return True
 
 
-def test_a_link_that_flaps_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_flapping_link_loses_and_duplicates_no_answer(tmp_path: Path) -> None:
     """Cut and restored again and again under requests: each id one answer, and afterwards the cloud again."""
     with shaped_world(tmp_path, GOOD, "local", "cut-1") as (harness, link):
         flaps, stop = [0], threading.Event()
@@ -353,7 +353,7 @@ def _many(harness: OffloadHarness, *, workers: int, each: int, name: str = "r") 
     return answers
 
 
-def test_nobody_there_before_the_first_request(tmp_path: Path) -> None:
+def test_an_unreachable_server_before_the_first_request_opens_the_breaker(tmp_path: Path) -> None:
     """E1, before: no server, no port, a port that accepts and never speaks: the device answers, the breaker opens."""
     with offload_world(tmp_path, "local", "cut-1") as harness, socket.create_server(("127.0.0.1", 0)) as mute:
         for port in (_free(), mute.getsockname()[1]):

@@ -101,7 +101,7 @@ def until_told(device: Device, release: str) -> Statement:
             return statement
 
 
-def test_each_message_counts_once(harness: ControllerHarness, tmp_path: Path) -> None:
+def test_each_telemetry_message_is_stored_by_exactly_one_process(harness: ControllerHarness, tmp_path: Path) -> None:
     """Telemetry is spread over the processes: each is kept by exactly one, none twice."""
     device = enrolled(harness.up, "counted", tmp_path)
     for number in range(60):
@@ -113,7 +113,9 @@ def test_each_message_counts_once(harness: ControllerHarness, tmp_path: Path) ->
     device.session.stop()
 
 
-def test_what_a_killed_process_stored_is_published_by_another(harness: ControllerHarness, tmp_path: Path) -> None:
+def test_a_deployment_stored_by_a_killed_process_is_published_by_another(
+    harness: ControllerHarness, tmp_path: Path
+) -> None:
     """SIGKILL of further processes while a deployment goes through one: the address answers all the time, and what is
     stored is whole and reaches the device. What nobody published, whoever leads finds and confirms."""
     device = enrolled(harness.up, "survivor", tmp_path)

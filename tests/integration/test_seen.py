@@ -78,7 +78,7 @@ def _sum(page: Samples, name: str, **wanted: str) -> float:
     )
 
 
-def test_the_pages_of_agent_and_offload_server_agree(seen: Seen) -> None:
+def test_metrics_of_agent_and_offload_server_agree(seen: Seen) -> None:
     """The cloud answered what helped the device, and what came too late for it; emulated says so everywhere."""
     agent, server = seen.page("agent"), seen.page("offload")
     asked_for = _sum(agent, "edgesplit_agent_requests_total", model="digits@1")
@@ -92,7 +92,7 @@ def test_the_pages_of_agent_and_offload_server_agree(seen: Seen) -> None:
     assert _sum(server, "edgesplit_offload_processes") >= 1
 
 
-def test_a_killed_serving_process_takes_no_count_with_it(seen: Seen) -> None:
+def test_counters_of_a_killed_serving_process_are_kept(seen: Seen) -> None:
     """What it had told stays in the server's sums, and its successor adds to them."""
 
     def answered(page: Samples) -> float:
@@ -125,7 +125,7 @@ def _text(stat: Path) -> str:
     return ""
 
 
-def test_the_controllers_page_counts_its_api_and_its_fleet(seen: Seen) -> None:
+def test_controller_metrics_count_api_requests_and_the_fleet(seen: Seen) -> None:
     """By the routes' templates: no name of a device or model is a label."""
     page = seen.page("controller")
     assert _sum(page, "edgesplit_controller_requests_total", route="/v1/models", method="POST", status="2xx") == 1
@@ -166,7 +166,7 @@ def test_log_lines_of_a_request_name_it_and_its_trace(seen: Seen) -> None:
     assert controllers and all(json.loads(line)["at"] for line in controllers)
 
 
-def test_a_request_is_drawn_and_a_window_is_shown(seen: Seen) -> None:
+def test_infer_timeline_draws_phases_and_device_show_prints_window_means(seen: Seen) -> None:
     """`edgectl infer --timeline` has a line for each phase; `device show` has the latest window's means."""
     frame = next(iter(sorted((DIGITS / "frames").glob("*.jpg"))))
     named = [f"  {phase} " for phase in ("decode", "device", "encode", "link", "remote")]

@@ -77,16 +77,16 @@ def test_a_tensor_is_encoded_anew_at_each_link(harness: GatewayHarness) -> None:
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_what_the_cloud_must_not_answer_is_not_believed(harness: GatewayHarness, what: str) -> None:
-    """Wrong release, cut, id, tensor or shape, an error, garbage: the gateway finishes itself, and says why."""
+def test_an_invalid_response_of_the_cloud_makes_the_gateway_finish_itself(harness: GatewayHarness, what: str) -> None:
+    """Wrong release, cut, id, tensor or shape, an error, garbage: the gateway runs the rest and reports the cause."""
     script, cause = SPOILT[what]
     harness.proxy.script = script
     assert harness.cause() == cause
     assert harness.here.asked == {HEAD: 1, TAIL: 1}
 
 
-def test_a_cloud_that_is_gone_is_left_alone_and_asked_again_when_it_is_back(harness: GatewayHarness) -> None:
-    """Refused once, the breaker is open: requests do not even try. A ping beside them finds it back."""
+def test_the_breaker_opens_while_the_cloud_is_gone_and_closes_when_it_is_back(harness: GatewayHarness) -> None:
+    """After one refused connection no request tries the cloud; a ping finds it again."""
     assert harness.cause() == ""
     harness.proxy.go()
     eventually("it is noticed", lambda: harness.cause() in ("refused", "link"))
@@ -95,17 +95,17 @@ def test_a_cloud_that_is_gone_is_left_alone_and_asked_again_when_it_is_back(harn
     eventually("its help again", lambda: harness.cause() == "", PATIENCE_S)
 
 
-def test_a_cloud_that_is_late_leaves_time_to_finish_here(harness: GatewayHarness) -> None:
-    """Half of the time that is left is waited while nothing is known; then the gateway is done before the deadline, and
-    the request to the cloud is given up: its connection is closed."""
+def test_the_gateway_finishes_before_the_deadline_when_the_cloud_is_late(harness: GatewayHarness) -> None:
+    """It waits half of the time that is left while nothing is known, then cancels its request: the connection
+    closes."""
     harness.proxy.script = harness.proxy.hold
     reply = harness.ask("split", timeout_s=6.0)
     assert outputs(reply)["out"] == OUT and reply.headers[HOP_CAUSE_HEADER] == "timeout"
     eventually("the cloud's side sees that nobody waits", harness.proxy.requests[0].is_closed)
 
 
-def test_a_device_that_has_gone_ends_what_was_asked_for_it(harness: GatewayHarness) -> None:
-    """Its connection closes: the gateway closes the one to the cloud."""
+def test_a_request_to_the_cloud_is_cancelled_when_its_device_disconnects(harness: GatewayHarness) -> None:
+    """The device's connection closes: the gateway closes the one to the cloud."""
     harness.proxy.script = harness.proxy.hold
     body, headers = request_for(PATIENCE_S)
     lines = [f"POST /v2/models/{model('split')}/infer HTTP/1.1", "host: gw", f"content-length: {len(body)}"]
@@ -116,9 +116,9 @@ def test_a_device_that_has_gone_ends_what_was_asked_for_it(harness: GatewayHarne
     eventually("the cloud's side sees that nobody waits", harness.proxy.requests[0].is_closed)
 
 
-def test_what_is_not_here_is_relayed_as_it_came(harness: GatewayHarness) -> None:
-    """A release that this gateway has not yet: the cloud answers the device's own request, byte for byte; so it does
-    for a release whose plan knows no gateway, and for slices that are spoilt here."""
+def test_a_request_is_relayed_unchanged_where_the_gateway_lacks_its_slices(harness: GatewayHarness) -> None:
+    """For a release that the gateway does not have yet, for a plan without a gateway, and for spoilt slices, the cloud
+    gets the device's own request, byte for byte."""
     harness.here.is_here = False
     of_trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
     reply = harness.ask("split", zstd=True, traceparent=of_trace)
@@ -133,8 +133,8 @@ def test_what_is_not_here_is_relayed_as_it_came(harness: GatewayHarness) -> None
     assert harness.proxy.requests[1].path == f"/v2/models/{model('split')}/infer" and not harness.here.asked
 
 
-def test_a_plan_without_a_gateway_is_the_clouds_alone(tmp_path: Path) -> None:
-    """Its remote slices are the cloud's by the plan, though they may lie here too."""
+def test_a_plan_without_a_gateway_runs_in_the_cloud_alone(tmp_path: Path) -> None:
+    """Its remote slices belong to the cloud by the plan, even if the gateway has them too."""
     harness = GatewayHarness(tmp_path)
     harness.here = Tier(tmp_path / "two", tiers=())
     harness.gateway.stop(1.0)
@@ -148,16 +148,16 @@ def test_a_plan_without_a_gateway_is_the_clouds_alone(tmp_path: Path) -> None:
         harness.stop()
 
 
-def test_an_error_of_the_relayed_is_the_devices_to_hear(harness: GatewayHarness) -> None:
-    """Unknown rows are 404 from the cloud; with the cloud gone it is 502, and never silence."""
+def test_errors_of_a_relayed_request_reach_the_device(harness: GatewayHarness) -> None:
+    """An unknown row is 404 from the cloud; with the cloud gone it is 502, or 503 once the breaker is open."""
     harness.here.is_here = False
     assert harness.ask("nothing").status == 404
     harness.proxy.go()
     eventually("502, or 503 once it is left alone", lambda: harness.ask("split").status in (502, 503))
 
 
-def test_with_neither_the_cloud_nor_the_slices_the_error_says_both(harness: GatewayHarness) -> None:
-    """Its own part runs; for the rest there is nobody."""
+def test_the_error_names_both_causes_where_neither_cloud_nor_gateway_can_finish(harness: GatewayHarness) -> None:
+    """The gateway's own part runs; the rest can run nowhere."""
     harness.here.spoilt = {TAIL}
     harness.proxy.script = lambda request, good: error_response(500, "broken")
     reply = harness.ask("split")
@@ -179,14 +179,16 @@ def test_with_neither_the_cloud_nor_the_slices_the_error_says_both(harness: Gate
         (20.0, Durations().updated(there_s=1.0).updated(alone_s=9.0), USUAL_FACTOR),
     ],
 )
-def test_the_cloud_gets_what_finishing_here_leaves(left_s: float, known: Durations, expected: float) -> None:
-    """By what the far half took here lately, half of it while that is not known; and no more than some times what the
-    cloud usually takes."""
+def test_the_clouds_timeout_leaves_time_to_finish_on_the_gateway(
+    left_s: float, known: Durations, expected: float
+) -> None:
+    """By what the remote half took here lately (half of the time left while that is unknown), and not more than a few
+    times what the cloud usually takes."""
     assert timeout_s(left_s, known) == pytest.approx(expected)
 
 
-def test_specs_of_halves_are_the_manifests(harness: GatewayHarness) -> None:
-    """What passes a link is checked against the manifest there: a tensor of another shape is refused by the cloud."""
+def test_tensors_between_tiers_are_checked_against_the_manifest(harness: GatewayHarness) -> None:
+    """A tensor of another shape is refused by the cloud."""
     spec = TensorSpec("mid", "FP32", (1, 4))
     request = oip.InferRequest({"mid": np.zeros((2, 4), np.float32)})
     body, length = oip.encode_request(request)

@@ -47,7 +47,7 @@ def changed(change: Any) -> tuple[bytes, int]:
         oip.InferRequest({"a": A, "b": B}, binary_outputs=False),
     ],
 )
-def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
+def test_a_recognised_request_decodes_as_by_the_general_decoder(request_: oip.InferRequest) -> None:
     """Inputs, outputs, id, parameters: as `oip` reads them, and the inputs are views of the body; also when the same
     words come again, with other numbers behind them."""
     mine = words()
@@ -83,13 +83,13 @@ def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
         lambda told: told.update(id=7),
     ],
 )
-def test_whatever_is_not_exactly_that_is_left_to_others(change: Any) -> None:
+def test_any_other_request_is_left_to_the_general_decoder(change: Any) -> None:
     """One word that is different, and it is looked at as a whole."""
     assert words().decode_request(*changed(lambda told: None)) is not None
     assert words().decode_request(*changed(change)) is None
 
 
-def test_bytes_too_many_too_few_or_not_aligned_are_left_to_others() -> None:
+def test_wrong_lengths_and_alignment_are_left_to_the_general_decoder() -> None:
     """No byte beyond the body is looked at, whatever lengths are told."""
     raw, length = changed(lambda told: None)
     knowing = words()
@@ -106,8 +106,8 @@ def test_bytes_too_many_too_few_or_not_aligned_are_left_to_others() -> None:
         assert knowing.decode_request(raw[:cut], length) is None
 
 
-def test_words_that_never_come_again_are_not_kept() -> None:
-    """Ids of their own, or heads as long as somebody likes: what is known of them stays small."""
+def test_heads_that_never_repeat_do_not_fill_the_cache() -> None:
+    """Requests with an id of their own, or with heads of any length: the cache of known heads stays small."""
     mine = words()
     for number in range(1_000):
         raw, length = body(oip.InferRequest({"a": A, "b": B}, id=str(number)))
@@ -119,7 +119,7 @@ def test_words_that_never_come_again_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BYTES", "BOOL"])
-def test_what_must_be_looked_at_element_by_element_is_never_taken_by_its_bytes(kind: str) -> None:
+def test_types_checked_by_element_are_left_to_the_general_decoder(kind: str) -> None:
     """Nor is a tensor without a fixed shape."""
     for spec in (TensorSpec("a", kind, (1,)), TensorSpec("a", "FP32", (-1,))):
         raw, length = body(oip.InferRequest({"a": np.array([1], np.float32)}))
@@ -127,7 +127,7 @@ def test_what_must_be_looked_at_element_by_element_is_never_taken_by_its_bytes(k
 
 
 @pytest.mark.parametrize("id", ["", "1", 'ü"\\'])
-def test_an_answer_says_the_same_as_when_it_is_written_word_by_word(id: str) -> None:
+def test_a_fast_response_equals_the_general_encoders(id: str) -> None:
     """Twice, as the second has the words of the first; and with other shapes."""
     mine = words()
     for shape in ((1, 3), (1, 3), (2, 3)):
@@ -143,7 +143,7 @@ def test_an_answer_says_the_same_as_when_it_is_written_word_by_word(id: str) -> 
         }
 
 
-def test_answers_that_cannot_be_said_so_are_left_to_others() -> None:
+def test_other_responses_are_left_to_the_general_encoder() -> None:
     """Text, no elements, or elements that do not lie in order."""
     for tensor in (np.array([b"x"], object), np.empty((0, 2), np.float32), np.ones((2, 3), np.float32).T):
         assert words().encode_response({"y": tensor}, "") is None

@@ -48,7 +48,7 @@ def use(memory: SliceCache, *pieces: LoadableSlice) -> None:
         assert len(programs) == len(pieces)
 
 
-def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
+def test_the_least_recently_used_slice_is_evicted_and_loaded_again_on_demand() -> None:
     """Room for two: the third takes the place of the one that was not used for longest."""
     loads, memory = Loads(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
@@ -58,8 +58,8 @@ def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
     assert loads.of == {"a": 1, "b": 2, "c": 1}
 
 
-def test_what_runs_is_never_let_go() -> None:
-    """While two run there is no room for a third: it is told to come back; then there is."""
+def test_a_slice_in_use_is_never_evicted() -> None:
+    """While two run there is no room for a third, which is refused as busy; afterwards there is."""
     loads, memory = Loads(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
     with memory.borrow([a, b]):
@@ -81,7 +81,7 @@ def test_a_model_larger_than_the_budget_is_refused_with_what_to_do() -> None:
     assert (memory.has_loaded([a]), loads.of) == (True, {"a": 1})
 
 
-def test_one_that_cannot_be_loaded_takes_no_room() -> None:
+def test_a_slice_that_fails_to_load_takes_no_memory() -> None:
     """It is tried anew the next time."""
     loads, memory = Loads(), SliceCache(room_for(1))
     loads.fail = "a"
@@ -119,7 +119,7 @@ def test_a_slice_evicted_in_use_stayed_loaded() -> None:
     assert (memory.bytes, loads.of["a"]) == (a.bytes, 2)
 
 
-def test_many_that_want_one_slice_load_it_once() -> None:
+def test_concurrent_requests_load_a_slice_once() -> None:
     """While one thread loads it the others wait."""
     loads, memory = Loads(), SliceCache(room_for(1))
     threads = [threading.Thread(target=use, args=(memory, loads.piece("a"))) for _ in range(16)]
@@ -131,8 +131,8 @@ def test_many_that_want_one_slice_load_it_once() -> None:
     assert memory.bytes == int(10 * MB * 1.3) + SESSION_BYTES
 
 
-def test_a_crowd_over_a_tight_budget_never_exceeds_it() -> None:
-    """Threads that use random pieces of six where two have room: served or told to come back, nothing else."""
+def test_concurrent_loads_never_exceed_the_memory_budget() -> None:
+    """Threads use random slices of six where two have room: each is served or refused as busy, nothing else."""
     loads, memory = Loads(), SliceCache(room_for(2))
     pieces = [loads.piece(name) for name in "abcdef"]
     outcomes: Counter[str] = Counter()

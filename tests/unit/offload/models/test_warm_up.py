@@ -62,8 +62,8 @@ class WarmUpHarness:
         (self.folder / DIGEST).mkdir()
 
 
-def test_a_release_that_comes_is_loaded_and_run_once(tmp_path: Path) -> None:
-    """Each slice once, however many rows share it; what was there before is loaded when somebody asks."""
+def test_a_new_release_is_loaded_and_run_once(tmp_path: Path) -> None:
+    """Each slice once, however many rows share it; releases that were there before are loaded on demand."""
     harness = WarmUpHarness(tmp_path)
     harness.warm_up.check()
     assert harness.engine.loaded == []
@@ -77,8 +77,8 @@ def test_a_release_that_comes_is_loaded_and_run_once(tmp_path: Path) -> None:
     assert harness.engine.runs == runs
 
 
-def test_one_that_is_still_being_written_is_looked_at_again(tmp_path: Path) -> None:
-    """A few times; then it is left to whoever asks."""
+def test_a_release_that_is_still_being_written_is_tried_again(tmp_path: Path) -> None:
+    """A few times; afterwards it is loaded on demand."""
     harness = WarmUpHarness(tmp_path)
     harness.publish()
     harness.refusals = 2
@@ -94,16 +94,16 @@ def test_one_that_is_still_being_written_is_looked_at_again(tmp_path: Path) -> N
     assert other.engine.loaded == []
 
 
-def test_nothing_is_let_go_for_what_nobody_asked_for(tmp_path: Path) -> None:
-    """Where the memory for models is too small, it stays for those that are asked."""
+def test_warming_up_evicts_nothing(tmp_path: Path) -> None:
+    """Where the memory for models is too small, it stays for those that are requested."""
     harness = WarmUpHarness(tmp_path, SliceCache(1))
     harness.publish()
     harness.warm_up.check()
     assert harness.engine.loaded == []
 
 
-def test_a_model_that_takes_no_noise_is_loaded_all_the_same(tmp_path: Path) -> None:
-    """What is wrong with it is told to the first who asks."""
+def test_a_model_that_fails_on_noise_stays_loaded(tmp_path: Path) -> None:
+    """Its error is reported to the first request."""
     harness = WarmUpHarness(tmp_path)
     harness.engine.breaks = True
     harness.publish()
