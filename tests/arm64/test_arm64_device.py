@@ -30,7 +30,7 @@ from edgesplit_cli.demo.scenario import INPUT_SPEC
 from support import tflite_models
 from support.edgesplit_processes import DIGITS, Cloud, eventually, frame_input, frames, relative_error
 
-pytestmark = pytest.mark.usefixtures("asked_for")
+pytestmark = pytest.mark.usefixtures("arm64_requested")
 NAME = "arm64"
 LONG_S = 300.0
 Answer = npt.NDArray[Any]
@@ -72,7 +72,7 @@ def device(emulator: Emulator, arm64_cache: Path, card: Path, cloud: Cloud, scra
 
 
 def is_online(cloud: Cloud, device: Device) -> bool:
-    assert device.running, f"the agent ended: {device.said()}"
+    assert device.running, f"the agent ended: {device.log_tail()}"
     return bool(cloud.api.get(f"/v1/devices/{NAME}")["state"] == "online")
 
 

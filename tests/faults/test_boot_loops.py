@@ -95,7 +95,7 @@ def test_enough_successful_requests_end_a_trial_early(device: Device) -> None:
     """So many requests answered in a row are worth the wait."""
     machine = device.on_trial(V2)
     began = machine.time
-    assert machine.asked(ENOUGH_ANSWERS) == []
+    assert machine.failed_requests(ENOUGH_ANSWERS) == []
     machine.settle(lambda now: not now.standing.trials)
     assert machine.standing.committed == {"tiny": V2.digest} and machine.time == began
 
@@ -104,9 +104,9 @@ def test_a_failure_whose_golden_inputs_fail_too_brings_the_old_one_back_at_once(
     """One failed request, one look at the golden inputs: the old release answers the next request."""
     machine = device.on_trial(V2)
     device.moods[2] = "fails"
-    assert isinstance(machine.asked()[0], InferenceFailed)
+    assert isinstance(machine.failed_requests()[0], InferenceFailed)
     machine.settle(lambda now: now.running == V1.digest)
-    assert machine.asked() == []
+    assert machine.failed_requests() == []
     machine.settle()
     assert machine.state.state == "rolled back" and "golden" in machine.state.detail
     assert machine.standing.committed == {"tiny": V1.digest} and not machine.standing.trials
@@ -137,9 +137,9 @@ def test_a_rollback_needs_no_network(device: Device) -> None:
     machine = device.on_trial(V2)
     machine.updater.on_connection(False)
     device.moods[2] = "fails"
-    machine.asked()
+    machine.failed_requests()
     machine.settle()
-    assert machine.running == V1.digest and machine.asked() == []
+    assert machine.running == V1.digest and machine.failed_requests() == []
 
 
 def test_a_rollback_does_not_wait_for_a_download(device: Device) -> None:
@@ -149,7 +149,7 @@ def test_a_rollback_does_not_wait_for_a_download(device: Device) -> None:
 
     class Slow(dict[str, bytes]):
         def __contains__(self, sha256: object) -> bool:
-            machine.asked()  # the application goes on asking, from its own thread
+            machine.failed_requests()  # the application goes on asking, from its own thread
             raise LinkError("a link that drips")
 
     good, device.source.chunks = device.source.chunks, Slow(device.source.chunks)
@@ -163,7 +163,7 @@ def test_a_failed_release_is_retried_only_under_a_newer_statement(device: Device
     """Across restarts, and however often the broker repeats it; the operator's next word forgives."""
     machine = device.on_trial(V2)
     device.moods[2] = "fails"
-    machine.asked()
+    machine.failed_requests()
     machine.settle()
     for _ in range(3):
         machine = device.start().settle()
@@ -181,7 +181,7 @@ def test_a_trial_that_crashes_the_process_is_rolled_back_after_three_starts(devi
     for _ in range(UNHEALTHY_STARTS - 1):  # the start in which it was activated is the first
         device.dies()
     machine = device.start().settle()
-    assert machine.running == V1.digest and machine.asked() == []
+    assert machine.running == V1.digest and machine.failed_requests() == []
     assert machine.state.state == "rolled back" and "3 starts" in machine.state.detail
     assert machine.standing.starts == 0
 
@@ -318,7 +318,7 @@ def test_a_new_deployment_supersedes_a_stuck_one(device: Device, stuck: str) -> 
         del machine.store.make_room
     device.source.chunks = chunks
     machine.offer(device.source.say(V3)).settle()
-    assert machine.running == V3.digest and machine.state.state == "running" and machine.asked() == []
+    assert machine.running == V3.digest and machine.state.state == "running" and machine.failed_requests() == []
 
 
 @pytest.mark.parametrize("years", [-10, 10])
@@ -362,7 +362,7 @@ def test_expired_metadata_keeps_and_installs_nothing(device: Device) -> None:
     machine.wall = lambda: NOW + 365 * DAY
     machine.updater.on_connection(True)
     machine.offer(statement).settle(hours=0.2)
-    assert machine.running == V1.digest and machine.asked() == [] and "expired" in machine.reports[-1][3]
+    assert machine.running == V1.digest and machine.failed_requests() == [] and "expired" in machine.reports[-1][3]
     device.source.now = NOW + 365 * DAY
     device.source.repository.renew()
     machine.settle()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.device_storage import Machine, Source, Tiny, imaginary_disks
-from support.power_cut import Fault, Made, Operation, Recorder, Resized, Tree, Wrote, read_tree, write_tree
+from support.power_cut import Created, Fault, Operation, Recorder, Resized, Tree, Wrote, read_tree, write_tree
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 EVERY = int(os.environ.get("EDGESPLIT_DISK_FAULTS", "3"))
@@ -78,13 +78,13 @@ def shelf() -> Iterator[Shelf]:
 
 def full(number: int, op: Operation) -> OSError | None:
     """No byte and no name more; what is there can be renamed and removed."""
-    grows = isinstance(op, Made | Wrote) or (isinstance(op, Resized) and op.size > 0)
+    grows = isinstance(op, Created | Wrote) or (isinstance(op, Resized) and op.size > 0)
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if grows else None
 
 
 def without_inodes(number: int, op: Operation) -> OSError | None:
     """Bytes, but no more names."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if isinstance(op, Made) else None
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if isinstance(op, Created) else None
 
 
 def read_only(number: int, op: Operation) -> OSError | None:
@@ -244,7 +244,7 @@ def test_a_spoilt_trial_falls_back_to_the_previous_release_and_is_repaired(shelf
     shelf.source.retained = shelf.said["trial"]
     with shelf.device("trial", spoil) as machine:
         machine.boot(online=False)
-        assert machine.running == V1.digest and machine.asked() == []
+        assert machine.running == V1.digest and machine.failed_requests() == []
         machine.connect_broker()
         machine.settle()
         assert machine.running == V2.digest and machine.state.state == "running"
@@ -266,6 +266,6 @@ def test_a_previous_release_spoilt_on_disk_is_fetched_again_for_a_rollback(shelf
         for _ in range(4):
             machine.updater.on_device_run(V2.digest, RuntimeError("the kernel failed"))
         machine.settle()
-        assert machine.running == V1.digest and machine.asked() == []
+        assert machine.running == V1.digest and machine.failed_requests() == []
         assert machine.state.state == "rolled back" and "5 times in a row" in machine.state.detail
         assert not machine.strangers()

@@ -141,8 +141,8 @@ def test_concurrent_deployments_leave_every_device_with_the_newest(database_url:
 SMALL = [f"cam-{number}" for number in range(4)]
 
 
-class Kept(RolloutHarness):
-    """A small world whose devices outlive the controller's process."""
+class PersistentFleetHarness(RolloutHarness):
+    """A small fleet whose devices keep their state when the controller's process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "fleet.json"
@@ -151,7 +151,7 @@ class Kept(RolloutHarness):
             self.fleet = msgspec.json.decode(self._file.read_bytes(), type=dict[str, StandIn])
 
     def keep(self) -> None:
-        """As the devices' own disks do."""
+        """Write the devices' state to a file, as their own disks do."""
         part = self._file.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(self.fleet))
         part.replace(self._file)
@@ -183,7 +183,7 @@ def go_on(world: RolloutHarness) -> None:
 
 def die_at(folder: Path, write: int) -> None:
     """In a process of its own: SIGKILL just before the commit of that number, or (odd ones) just after it."""
-    world = Kept(folder)
+    world = PersistentFleetHarness(folder)
     seen = [0]
 
     def passed(*_: object) -> None:
@@ -211,7 +211,7 @@ def shelf(tmp_path: Path) -> Path:
     """The folder of a controller before the evening begins, closed."""
     folder = tmp_path / "first"
     folder.mkdir()
-    world = Kept(folder)
+    world = PersistentFleetHarness(folder)
     world.enrol(*SMALL)
     world.keep()
     world.database.close()
@@ -231,7 +231,7 @@ def test_a_controller_killed_at_any_commit_continues_its_rollouts(shelf: Path, t
         folder = tmp_path / f"write-{write}"
         shutil.copytree(shelf, folder)
         assert _in_a_process(die_at, folder, write) == -signal.SIGKILL, f"write {write} of {writes}"
-        world = Kept(folder)
+        world = PersistentFleetHarness(folder)
         world.now += 30.0
         world.state_all()
         world.speak()

@@ -23,7 +23,7 @@ from edgesplit_controller.storage.tables.core import Desired
 from edgesplit_controller.storage.tables.core import Device as Row
 from edgesplit_controller.storage.tables.leases import LeaseRow
 from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
-from support.mosquitto import Elsewhere
+from support.mosquitto import ExternalMosquitto
 from support.postgres import Postgres
 
 PROCESSES = 2
@@ -199,7 +199,7 @@ def test_another_machine_takes_over_when_the_leading_one_is_killed(tmp_path: Pat
     """Two controllers with database, folder and broker in common: the one that leads is killed, and the other hears a
     device that comes, and revokes it for good."""
     first = ControllerHarness(tmp_path, postgres)
-    broker = Elsewhere(Authority(first.up.data / "keys"))
+    broker = ExternalMosquitto(Authority(first.up.data / "keys"))
     broker.start()
     assert broker.process is not None
     hup = f'cp "$EDGESPLIT_CRL" {broker.folder}/revoked.pem && kill -HUP {broker.process.pid}'
@@ -211,7 +211,7 @@ def test_another_machine_takes_over_when_the_leading_one_is_killed(tmp_path: Pat
         assert second.start(*elsewhere, "join=1", f"api_port={port}") == "ready"
 
         first.up.end(signal.SIGKILL)
-        told = {**first.up.told, "api_url": f"https://127.0.0.1:{port}"}
+        told = {**first.up.addresses, "api_url": f"https://127.0.0.1:{port}"}
         (first.up.data / "controller.json").write_text(json.dumps(told))  # where the load balancer sends us now
 
         late = enrolled(second, "late", tmp_path)

@@ -345,7 +345,7 @@ class Device:
         self.source.add(made)
         self.source.say(made)
         machine = self.boot()
-        assert machine.running == made.digest and machine.asked() == []
+        assert machine.running == made.digest and machine.failed_requests() == []
         return machine
 
 
@@ -356,7 +356,7 @@ def test_a_release_that_kills_its_worker_on_its_golden_input_never_serves(device
     machine = device.serves(good)
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle()
-    assert machine.running == good.digest and machine.asked() == []
+    assert machine.running == good.digest and machine.failed_requests() == []
     assert machine.state.state == "failed" and "SIGFPE" in machine.state.detail
     machine.off()
 
@@ -370,7 +370,7 @@ def test_a_release_that_never_answers_its_golden_input_never_serves(
     monkeypatch.setattr(sys.modules[__name__], "BOUNDS", Bounds(2**29, first_run_s=0.3))
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle()
-    assert machine.running == good.digest and machine.asked() == []
+    assert machine.running == good.digest and machine.failed_requests() == []
     assert machine.state.state == "failed" and "did not come to an end" in machine.state.detail
     machine.off()
 
@@ -382,10 +382,10 @@ def test_a_release_on_trial_that_kills_its_workers_is_rolled_back(device: Device
     machine = device.serves(good)
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle(lambda now: now.running == bad.digest)
-    while machine.running == bad.digest and machine.asked(x=DEADLY):
+    while machine.running == bad.digest and machine.failed_requests(x=DEADLY):
         machine.settle(lambda now: True)
         machine.step()
-    assert machine.running == good.digest and machine.asked() == []
+    assert machine.running == good.digest and machine.failed_requests() == []
     machine.settle()
     assert machine.state.state == "rolled back"
     machine.off()

@@ -247,7 +247,7 @@ def test_a_second_controller_on_the_same_folder_is_refused(up: Up) -> None:
 
 def test_a_taken_port_and_a_folder_that_cannot_be_written_are_one_line_each(up: Up, tmp_path: Path) -> None:
     """What stands in the way is named, with what to do."""
-    port = int(up.told["api_url"].rpartition(":")[2])
+    port = int(up.addresses["api_url"].rpartition(":")[2])
     taken = Up(tmp_path / "data").start(f"api_port={port}")
     assert f"port {port} on 127.0.0.1 is taken by another program; choose another with --api-port" in taken
     (tmp_path / "file").write_text("")
@@ -275,13 +275,13 @@ def test_a_controller_restarted_after_sigkill_has_its_whole_state(up: Up, tmp_pa
     before = device.statement()
     paths = ("/v1/models", "/v1/deployments", "/v1/releases")
     kept = [up.ok("GET", path) for path in paths]
-    told = up.told
+    told = up.addresses
 
     up.end(signal.SIGKILL)
     assert up.start() == "ready"
 
     assert [up.ok("GET", path) for path in paths] == kept
-    assert {name: up.told[name] for name in told if name != "pid"} == {k: v for k, v in told.items() if k != "pid"}
+    assert {name: up.addresses[name] for name in told if name != "pid"} == {k: v for k, v in told.items() if k != "pid"}
     assert device.session.wait_connected(PATIENCE_S)
     after = device.statement()
     assert after == before and after.releases[0].release == made["release"]

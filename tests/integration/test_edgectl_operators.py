@@ -83,7 +83,7 @@ def test_an_operator_of_a_group_works_from_another_machine(up: Up, devices: list
     assert file.stat().st_mode & 0o777 == 0o600
     assert "you are alice (operator of doors)" in edgectl("login", str(file))
     assert edgectl.json("whoami") == {
-        "url": up.told["api_url"],
+        "url": up.addresses["api_url"],
         "operator": "alice",
         "role": "operator",
         "groups": ["doors"],
@@ -149,7 +149,7 @@ def test_a_browser_logs_in_by_the_address_that_edgectl_prints(up: Up, edgectl: E
     """Without a certificate, over TLS that it verifies; once; its cookie reads, and changes with the CSRF token."""
     url = edgectl.json("--data", str(up.data), "dashboard")["url"]
     address, _, code = url.partition("/#login=")
-    assert address == up.told["api_url"] and code.startswith("edgesplit_code_")
+    assert address == up.addresses["api_url"] and code.startswith("edgesplit_code_")
     browser = Browser(up)
     status, session, headers = browser("POST", "/v1/session", {"code": code})
     assert status == 200 and session["operator"] == "operator" and session["csrf"]
@@ -174,7 +174,7 @@ class Browser:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         context = enrolment_context((self.up.data / "ca.pem").read_text())
-        host, port = self.up.told["api_url"].removeprefix("https://").split(":")
+        host, port = self.up.addresses["api_url"].removeprefix("https://").split(":")
         connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
         try:
             given = {"Content-Type": "application/json", **(headers or {})}
@@ -193,7 +193,7 @@ def test_an_operators_certificate_opens_the_api_and_nothing_else(up: Up, edgectl
     (tmp_path / "key.pem").write_text(held.key_pem)
     (tmp_path / "cert.pem").write_text(held.certificate_pem)
     files = Files(tmp_path / "key.pem", tmp_path / "cert.pem", up.data / "ca.pem")
-    session = Session("127.0.0.1", up.told["mqtt_port"], "eve", files.client_context(), on_message=lambda *_: None)
+    session = Session("127.0.0.1", up.addresses["mqtt_port"], "eve", files.client_context(), on_message=lambda *_: None)
     session.start()
     try:
         eventually("the broker refuses it", lambda: session.problem)

@@ -256,7 +256,7 @@ def test_the_operators_token_alone_opens_nothing(up: Up, tmp_path: Path) -> None
     for shown, said in ((credentials(folder), "'pi-nosy' was shown"), (None, "none was shown")):
         tls = shown.client_context() if shown else enrolment_context((up.data / "ca.pem").read_text())
         with pytest.raises(UsageError, match=said):
-            ControllerClient(up.told["api_url"], token, tls).get("/v1/devices")
+            ControllerClient(up.addresses["api_url"], token, tls).get("/v1/devices")
 
 
 def test_a_device_that_was_away_for_longer_than_its_certificate_comes_back(up: Up, tmp_path: Path) -> None:

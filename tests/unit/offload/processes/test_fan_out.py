@@ -41,7 +41,7 @@ class Peer:
         return self._reachable
 
 
-def asked(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
+def begin_fan_out(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
     """A round among these, the answers and the number of missing ones that it ended with, and its number."""
     rounds, ended = FanOut(), list[tuple[list[Any], int]]()
     rounds.begin("how many", None, peers, lambda answers, missing: ended.append((answers, missing)))
@@ -52,7 +52,7 @@ def asked(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
 def test_a_fan_out_ends_with_the_last_answer() -> None:
     """Once; answers that come later change nothing."""
     a, b = Peer(), Peer()
-    rounds, ended, number = asked(a, b)
+    rounds, ended, number = begin_fan_out(a, b)
     rounds.on_answer(a, Reply(number, True, 1))
     assert ended == []
     rounds.on_answer(b, Reply(number, True, 2))
@@ -64,14 +64,14 @@ def test_a_fan_out_ends_without_processes_that_cannot_answer() -> None:
     """One that does not know, one that has gone, one that cannot be reached, one that is late; the first and the last
     are missing, because they live on without having done what they were asked."""
     a, b, c, far = Peer(), Peer(), Peer(), Peer(reachable=False)
-    rounds, ended, number = asked(a, b, c, far)
+    rounds, ended, number = begin_fan_out(a, b, c, far)
     rounds.on_answer(a, Reply(number, False))
     rounds.remove(b)
     rounds.expire(0.0)
     assert ended == []
     rounds.on_answer(c, Reply(number, True, 3))
     assert ended == [([3], 1)]
-    late, ended, number = asked(Peer(), a)
+    late, ended, number = begin_fan_out(Peer(), a)
     late.on_answer(a, Reply(max(number, 1), True, 1))
     late.expire(float("inf"))
     assert ended == [([1], 1)]
@@ -80,7 +80,7 @@ def test_a_fan_out_ends_without_processes_that_cannot_answer() -> None:
 
 def test_a_fan_out_without_processes_ends_at_once() -> None:
     """There is nothing to wait for."""
-    _, ended, _ = asked()
+    _, ended, _ = begin_fan_out()
     assert ended == [([], 0)]
 
 
@@ -141,7 +141,7 @@ class Child:
             socket.socket(fileno=one).close()
         return mark
 
-    def heard(self) -> Message:
+    def received(self) -> Message:
         """What it was told."""
         return next(IpcConnection(self._other).messages())
 
@@ -154,14 +154,14 @@ def test_the_first_process_that_asks_becomes_the_batcher_of_a_kind() -> None:
         a, b = Child(), Child()
         supervisor._serving = [a.serving, b.serving]
         supervisor._on_message(a.serving, WantBatcher("kind"))
-        assert a.heard() == BatcherSocket("kind")
+        assert a.received() == BatcherSocket("kind")
         supervisor._on_message(b.serving, WantBatcher("kind"))
         assert (a.handed(), b.handed()) == (PEER_LINK, BATCHER_LINK + b"kind")
         supervisor._on_message(b.serving, WantBatcher("other"))
-        assert b.heard() == BatcherSocket("other")
+        assert b.received() == BatcherSocket("other")
         supervisor._serving = [b.serving]
         supervisor._on_message(b.serving, WantBatcher("kind"))
-        assert b.heard() == BatcherSocket("kind")
+        assert b.received() == BatcherSocket("kind")
 
 
 def test_serving_processes_that_die_at_the_start_are_an_error() -> None:

@@ -1,4 +1,4 @@
-"""The pages' answers and events of two controller processes on PostgreSQL, whichever of them is asked."""
+"""The dashboard's views and events are the same in two controller processes on PostgreSQL."""
 
 from __future__ import annotations
 

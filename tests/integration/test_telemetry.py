@@ -1,4 +1,4 @@
-"""What is known of devices, over a real broker and the API: evidence, late telemetry, logs from afar, death."""
+"""Telemetry, device state and log bundles, over a real broker and the API."""
 
 from __future__ import annotations
 
