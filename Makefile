@@ -32,6 +32,7 @@ lint: $(VENV)/.dev $(ASSETS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests bench
 	$(BIN)/pyright
 
 check: lint

@@ -118,7 +118,7 @@ def sweep(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
 
 def _part(flags: Any) -> float:
     values = list(flags)
-    return sum(values) / len(values)
+    return float(sum(values) / len(values))
 
 
 def mean_s(outcomes: Sequence[Outcome]) -> float:

@@ -193,7 +193,7 @@ def emulated_device(
     table: Plan, trace: UplinkTrace, hedge_part: float | None, forced: str = ""
 ) -> Iterator[EmulatedDevice]:
     """Context manager for an emulated device that is stopped afterwards."""
-    device = EmulatedDevice(table, trace, hedge_part=hedge_part, forced_row=forced)
+    device = EmulatedDevice(table, trace, hedge_part=hedge_part, forced=forced)
     try:
         yield device
     finally:

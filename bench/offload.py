@@ -113,7 +113,7 @@ def _suffix(
     """Measure all servers of one suffix, round by round."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         model = suffix.write(Path(place) / f"{suffix.name}.onnx")
-        servers = []
+        servers: list[RunningServer] = []
         for contender in _selected_suffixes(options):
             if contender.name in missing or (contender.suffixes and suffix.name not in contender.suffixes):
                 continue

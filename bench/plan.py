@@ -12,6 +12,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -115,7 +116,7 @@ def measure() -> tuple[dict[str, Any], list[Target]]:
     for layers, most in TARGETS_MS.items():
         took: dict[str, list[float]] = {}
         for shape, costs, link in cases(layers):
-            ms, made = timed_ms(lambda costs=costs, link=link: plan(costs, {"device-cloud": link}))
+            ms, made = timed_ms(partial(plan, costs, {"device-cloud": link}))
             took.setdefault(shape, []).append(ms)
             if layers == 1_000:
                 table_ms.append(table_ms_of(costs, link))
@@ -127,8 +128,7 @@ def measure() -> tuple[dict[str, Any], list[Target]]:
     results["regret_1000"] = _summary([made.regret for made in tables])
     targets.append(Target("switching table p95 ms at 1000 layers", percentile(table_ms, 0.95), TABLE_MS))
     three_ms = [
-        timed_ms(lambda costs=costs, link=link: plan(costs, {"device-edge": link, "edge-cloud": LAN}))[0]
-        for _, costs, link in cases(1_000)
+        timed_ms(partial(plan, costs, {"device-edge": link, "edge-cloud": LAN}))[0] for _, costs, link in cases(1_000)
     ]
     results["three_tiers_1000"] = _summary(three_ms)
     targets.append(Target("three tiers p95 ms at 1000 layers", percentile(three_ms, 0.95), THREE_TIERS_MS))

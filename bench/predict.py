@@ -25,7 +25,8 @@ from edgesplit.errors import EdgeError
 from edgesplit_partitioner.calibration.calibrate import calibrate
 from edgesplit_partitioner.costs.predict import Prediction, Predictor
 from edgesplit_partitioner.ir.graph import Layer
-from edgesplit_partitioner.onnx_format.model import PreparedModel, prepare_model
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.onnx_format.model import prepare_model
 from edgesplit_partitioner.profiling.slices import measure_slices
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 

@@ -87,7 +87,7 @@ def finish(results: Mapping[str, Any], targets: Sequence[Target], path: Path | N
         )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = {"machine": machine(), "versions": versions(), "results": results}
+        whole: dict[str, Any] = {"machine": machine(), "versions": versions(), "results": results}
         whole |= {"targets": [target.as_json() for target in targets]}
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 

@@ -90,11 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve models until stopped")
     _run_options(run)
     run.set_defaults(command=_run)
-    commands.add_parser("launch", help="as run, in the version of the agent that is to run: for services")
-    status = commands.add_parser("status", help="what the agent on this folder does now")
+    commands.add_parser("launch", help="like run, in the selected version of the agent: for services")
+    status = commands.add_parser("status", help="show the status of the agent on this folder")
     _data_option(status)
     status.set_defaults(command=_status)
-    enrolment = commands.add_parser("enrol", help="become the device that a claim names")
+    enrolment = commands.add_parser("enrol", help="enrol as the device that a claim names")
     _data_option(enrolment)
     enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
     enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
@@ -120,17 +120,17 @@ def _run_options(run: argparse.ArgumentParser) -> None:
 def _network_options(option: AddOption) -> None:
     """Options of identity and network."""
     option("--claim", type=Path, metavar="FILE",
-           help="enrol with this claim first, if not enrolled yet; one that lies in DIR is erased once it served")
+           help="enrol with this claim first, if not enrolled yet; a claim in DIR is deleted after use")
     option("--port", type=_bounded(int, 0, 65_535, "port: 0 to 65535"), default=8600, metavar="N",
-           help="of the local endpoint; 0: any (default 8600)")
-    option("--emulate", action="store_true", help="take the time that the device profile predicts, and say so")
+           help="port of the local endpoint; 0: any (default 8600)")
+    option("--emulate", action="store_true", help="emulate the device: take the time that its profile predicts")
     option("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
     option("--foreign-ca", type=Path, metavar="FILE",
-           help="authority of servers that are not ours, where a release names one (default: the system's)")
-    option("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
-    option("--foreign-key", type=Path, metavar="FILE", help="its private key")
+           help="CA certificates (PEM) for foreign servers that a release names (default: the system's)")
+    option("--foreign-cert", type=Path, metavar="FILE", help="client certificate for foreign servers (default: none)")
+    option("--foreign-key", type=Path, metavar="FILE", help="private key of that certificate")
     option("--gateway", metavar="[HOST]:PORT",
-           help="listen there for devices that offload through this one, which was claimed as a gateway")
+           help="serve the devices that offload through this one there; it must be claimed as a gateway")
     option("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
     option("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     option("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
@@ -141,36 +141,36 @@ def _release_options(option: AddOption) -> None:
     seconds = _bounded(float, 0, LONGEST_HEALTH_S, f"number of seconds: 0 to {LONGEST_HEALTH_S:g}")
     option("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     option("--keep-raw-input", action="store_true",
-           help="whatever a plan says, what applications give does not leave")
+           help="inputs of applications never leave this device, whatever a plan says")
     option("--keep-first", type=_bounded(int, 0, 999_999, "number of layers"), default=0, metavar="N",
-           help="whatever a plan says, the first N layers run here before anything leaves")
+           help="the first N layers run on this device, whatever a plan says")
     option("--health-seconds", type=seconds, default=HEALTH_S, metavar="N",
-           help="a new release serves so long without a failure of its own before it is committed"
+           help="seconds that a new release must serve without a failure of its own before it is committed"
            f" (default {HEALTH_S:g})")
     option("--trial-seconds", type=seconds, default=TRIAL_S, metavar="N",
-           help="a new version of the agent itself has so long to reach the broker and serve what was served before"
+           help="seconds in which a new version of the agent must reach the broker and serve the models served before"
            f" (default {TRIAL_S:g})")
     option("--download-window", type=_argparse_type(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
-           help="fetch releases only then, local time; may cross midnight and be given several times")
+           help="download releases only then, local time; may cross midnight and be given several times")
     option("--store-quota", type=_argparse_type(parse_size), metavar="SIZE",
-           help="releases take no more, as in 2GB (default: half the disk)")
+           help="disk quota of releases, as in 2GB (default: half the disk)")
     option("--telemetry-quota", type=_argparse_type(parse_size), default=QUOTA_BYTES, metavar="SIZE",
-           help=f"what is measured while the link is gone takes no more (default {QUOTA_BYTES >> 20}MB)")
+           help=f"disk quota of telemetry stored while the link is down (default {QUOTA_BYTES >> 20}MB)")
     option("--telemetry-days", type=_bounded(float, ABOVE_ZERO, 365, "number of days: up to 365"),
            default=MAX_AGE_S / 86_400, metavar="N",
-           help=f"and is kept for no longer (default {MAX_AGE_S / 86_400:g})")
+           help=f"maximum age of stored telemetry in days (default {MAX_AGE_S / 86_400:g})")
 
 
 def _power_options(option: AddOption) -> None:
     """Options of battery, power and sensors."""
     watts = _argparse_type(partial(parse_power, least=ABOVE_ZERO, most=MAX_POWER_BUDGET_W))
     option("--power-budget", type=watts, metavar="WATTS",
-           help="draw no more than this on average, as in 4W: slower rows where they take less")
+           help="average power budget, as in 4W: slower rows where they take less energy")
     option("--battery-policy", choices=POLICIES, default="auto",
-           help="what counts: seconds, both, or joules; auto: by the battery (default auto)")
-    option("--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for trying")
+           help="optimise for latency, both, or energy; auto: by the battery (default auto)")
+    option("--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for tests")
     option("--link-trace", type=Path, metavar="FILE",
-           help="the emulated link's uplink follows this trace (mahimahi's format), round after round")
+           help="the emulated link's uplink follows this trace (mahimahi's format), which is repeated")
 
 
 def _socket_options(option: AddOption) -> None:
@@ -178,7 +178,7 @@ def _socket_options(option: AddOption) -> None:
     option("--socket", type=Path, metavar="PATH|none",
            help="Unix socket for applications (default: agent.sock in DIR)")
     option("--socket-mode", type=_permissions, default=0o600, metavar="MODE",
-           help="who may use it, as in 660 (default 600)")
+           help="its file mode, as in 660 (default 600)")
     option("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
 
 
@@ -187,9 +187,9 @@ def _model_options(option: AddOption) -> None:
     threads = _bounded(int, 1, MOST_THREADS, f"number of threads: 1 to {MOST_THREADS}")
     option("--threads", type=threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)")
     option("--worker", choices=("process", "none"), default="process",
-           help="models run in processes of their own; none: in the agent's, which ends with a model that crashes")
+           help="process: models run in worker processes; none: in the agent's own, which ends if a model crashes")
     option("--no-direct-access", dest="direct_access", action="store_false",
-           help="every request goes through the agent, also where there is nothing for it to decide")
+           help="send every request through the agent: no direct access of applications to workers")
     option("--mode", choices=get_args(Optimise), default="fast",
            help="fast: engines fuse neighbouring operators and slices where that was measured to be faster, and outputs"
            f" differ by less than {RELATIVE_TOLERANCE:g} of their largest; exact: every slice runs as it was cut")
@@ -197,13 +197,13 @@ def _model_options(option: AddOption) -> None:
            help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)};"
            " default: the device profile's)")
     option("--worker-memory", type=_argparse_type(parse_size), default=0, metavar="SIZE",
-           help="a worker process takes no more, as in 500MB (default: half of the memory)")
+           help="memory limit of a worker process, as in 500MB (default: half of the memory)")
     option("--hedge", default="auto", choices=get_args(Hedge),
-           help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only"
-           " when its deadline demands it (never)")
+           help="finish a request on the device too when the cloud is late (auto), always at once, or only when its"
+           " deadline requires it (never)")
     option("--hedge-budget", type=_bounded(float, 0, 1, "part: 0 to 1"), metavar="PART",
-           help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone"
-           " would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)")
+           help="with auto: cost of hedges that no deadline requires, at most this part of answering everything locally"
+           " (default: all of it on mains, a tenth on a discharging battery, 0 to save energy)")
 
 
 def _observability_options(option: AddOption) -> None:
@@ -211,14 +211,14 @@ def _observability_options(option: AddOption) -> None:
     option("--metrics", type=_argparse_type(parse_metrics_address), metavar="ADDRESS:PORT",
            help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)")
     option("--gateway-metrics", type=_argparse_type(_metrics_address), metavar="ADDRESS:PORT",
-           help="the same for the server of a gateway")
+           help="answer Prometheus there for the offload server of a gateway")
     option("--log-level", default="info", choices=log_format.LEVELS)
     option("--log-format", default="text", choices=log_format.FORMATS, help="json: an object per line")
 # fmt: on
 
 
 def _data_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's own folder")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's data folder")
 
 
 def _bounded(kind: Callable[[str], Number], least: float, most: float, what: str) -> Callable[[str], Number]:
@@ -257,7 +257,9 @@ def _metrics_address(text: str) -> str:
 
 def _permissions(text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{3}", text) or not int(text, 8) & 0o200:
-        raise argparse.ArgumentTypeError(f"{text!r} is no mode that lets the agent's own user in, as 600 or 660")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a file mode with access for the agent's own user, as in 600 or 660"
+        )
     return int(text, 8)
 
 

@@ -95,7 +95,7 @@ def work(options: argparse.Namespace) -> None:
     try:
         ipc_socket, connections = (socket.socket(fileno=int(number)) for number in options.worker.split(","))
     except (ValueError, OSError) as error:
-        raise UsageError("--worker is for the supervisor to give") from error
+        raise UsageError("--worker is reserved for the supervisor") from error
     supervisor = IpcConnection(ipc_socket)
     worker = ServingProcess(supervisor, connections, longest_run_s=options.hung_after, drain_s=options.drain)
     count = given.process_count(options.processes)

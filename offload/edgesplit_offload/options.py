@@ -34,19 +34,24 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="edgesplit-offload", description="Finishes inferences for devices.")
     add = arguments.add_argument
     add("--releases", type=Path, required=True, help="folder of releases, one per digest")
-    add("--root", type=Path, required=True, help="the TUF root that releases must lead back to")
+    add("--root", type=Path, required=True, help="the TUF root by which releases are verified")
     add("--cert", type=Path, help="this server's certificate (PEM); with --key and --ca")
     add("--key", type=Path, help="its private key (PEM)")
-    add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
+    add("--ca", type=Path, help="the authority that must have issued the devices' certificates (PEM)")
     add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
     add("--next-tier", metavar="URL", help="of a gateway: the offload server of the next tier")
-    add("--next-tier-cert", type=Path, help="the certificate that it is shown (PEM); with --next-tier-key and --ca")
+    add("--next-tier-cert", type=Path, help="client certificate for the next tier (PEM); with --next-tier-key and --ca")
     add("--next-tier-key", type=Path, help="its private key (PEM)")
     add("--next-tier-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--processes", type=int, default=0, help="serving processes behind the port (default 0: by the cores)")
-    add("--threads", type=int, default=1, help="of one run (default %(default)s: other counts give other last bits)")
+    add(
+        "--threads",
+        type=int,
+        default=1,
+        help="threads of one run (default %(default)s: other counts change the last bits)",
+    )
     add(
         "--mode",
         choices=("exact", "fast"),
@@ -56,24 +61,24 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--concurrent-runs", type=int, default=0,
-        help="at once, of each process (default 0: what gives them all the cores)",
+        help="concurrent runs of each process (default 0: together they use all the cores)",
     )  # fmt: skip
-    add("--memory", type=_bytes, metavar="SIZE", help="for loaded models in all, as in 2GB (default: no bound)")
+    add("--memory", type=_bytes, metavar="SIZE", help="memory for all loaded models, as in 2GB (default: no bound)")
     add(
         "--batching", choices=("auto", "off"), default="auto",
         help="auto: requests share runs where that is measured to gain and gives the same bits (default %(default)s)",
     )  # fmt: skip
-    add("--connections", type=int, default=256, help="at once, of each process (default %(default)s)")
+    add("--connections", type=int, default=256, help="connections of each process (default %(default)s)")
     add(
         "--not-ready-for", type=float, default=0.0,
-        help="seconds of serving on after being told to stop, not ready any more",
+        help="seconds to keep serving after a stop signal, reported as not ready",
     )  # fmt: skip
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
     add("--hung-after", type=float, default=60.0, help="seconds until a process that hangs is replaced (%(default)s)")
     add(
         "--metrics",
         metavar="ADDRESS:PORT",
-        help="answer Prometheus at /metrics there, in plain HTTP (default: nowhere; devices never may)",
+        help="answer Prometheus at /metrics there, in plain HTTP (default: none; devices never have access)",
     )
     add("--log", default="info", choices=log_format.LEVELS, help="level (default %(default)s)")
     add(
@@ -140,7 +145,7 @@ def revoked(options: argparse.Namespace) -> Container[object]:
     if options.revoked is None:
         return frozenset()
     if options.ca is None:
-        raise UsageError("--revoked needs --ca: nobody else's list counts")
+        raise UsageError("--revoked needs --ca, whose authority must have signed the list")
     from edgesplit_offload.revocation import RevokedSerials
 
     return RevokedSerials(options.revoked, options.ca)
@@ -152,7 +157,9 @@ def next_tier(options: argparse.Namespace) -> NextTier | None:
         return None
     files = (options.next_tier_key, options.next_tier_cert, options.ca)
     if not all(files) and not options.next_tier.startswith("http://"):
-        raise UsageError("--next-tier needs --next-tier-cert, --next-tier-key and --ca: the next tier asks who we are")
+        raise UsageError(
+            "--next-tier needs --next-tier-cert, --next-tier-key and --ca: the next tier requires a client certificate"
+        )
     context = None
     if all(files):
         from edgesplit.trust.identity import Credentials

@@ -41,7 +41,7 @@ class RevokedSerials:
                 try:
                     self._serials = self._read()
                 except (TrustError, UsageError) as error:
-                    log.error("the revocation list of before stays in force: %s", error)
+                    log.error("the previous revocation list stays in force: %s", error)
         return serial in self._serials
 
     def _read(self) -> frozenset[int]:

@@ -120,7 +120,7 @@ class OffloadServer:
     ) -> None:
         """`runtime`: replaces each slice's default engine with `threads`. `wide`: the engine for batches with
         STACK_THREADS, of one process among several. `elsewhere`: the route to batchers in other processes, of one
-        process among several. `onward`: the next tier, of a gateway."""
+        process among several. `next_tier`: the next tier, of a gateway."""
         self._next_tier = next_tier
         self._revoked = revoked
         self._metrics = MetricsRecorder(tracer)
@@ -275,7 +275,7 @@ class OffloadServer:
         if match is None or match["model"] == "stats":
             managed = self._management.answer(request, path)
             if managed is None:
-                raise NotFound(f"nothing is at {request.path[:200]}")
+                raise NotFound(f"no such path: {request.path[:200]}")
             return managed
         verb, method = match["verb"], "POST" if match["verb"] == "/infer" else "GET"
         if request.method != method:

@@ -136,7 +136,7 @@ class ServingProcess:
             try:
                 announcement, descriptors, _, _ = socket.recv_fds(self._connections, ipc.MAX_KIND_BYTES + 1, 8)
             except OSError as error:  # out of file descriptors: this connection is lost, later ones are not
-                log.warning("cannot take a connection: %s", error)
+                log.warning("cannot accept a connection: %s", error)
                 self.on_connection_closed()
                 continue
             if not announcement:

@@ -28,7 +28,7 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], expected: str = "") -> dict
             return {"lines": number - 1, "hash": previous, "problem": problem}
         previous = str(line["hash"])
         is_found = is_found or previous == expected
-    problem = "" if is_found else f"no line has the hash {expected[:64]}: the log was cut, or written anew"
+    problem = "" if is_found else f"no line has the hash {expected[:64]}: the log was truncated or rewritten"
     return {"lines": number, "hash": previous, "problem": problem}
 
 

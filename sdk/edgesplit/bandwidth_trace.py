@@ -68,7 +68,7 @@ def read_uplink_trace(path: Path) -> UplinkTrace:
 def make_uplink_trace(delivery_times_ms: Sequence[int], name: str = "") -> UplinkTrace:
     """Make a trace of delivery times. UsageError where there are fewer than two packets or the trace has no length."""
     if len(delivery_times_ms) < 2 or not delivery_times_ms[-1]:
-        raise UsageError("the trace has fewer than two packets: nothing can be said of the link")
+        raise UsageError("the trace has fewer than two packets: no rate can be derived from it")
     return UplinkTrace(tuple(delivery_times_ms), name)
 
 
@@ -81,6 +81,8 @@ def _parse_delivery_times(text: str, path: Path) -> Iterator[int]:
         if not token or token.startswith("#"):
             continue
         if not token.isdigit() or len(token) > 12 or not last <= int(token) <= MAX_DURATION_MS:
-            raise UsageError(f"{path} line {number}: {token[:40]!r} is no millisecond after {last}, as mahimahi writes")
+            raise UsageError(
+                f"{path} line {number}: {token[:40]!r} is not a time of at least {last} ms (mahimahi's format)"
+            )
         last = int(token)
         yield last

@@ -248,7 +248,7 @@ def _parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a profile has a few dozen")
     for token in yaml.scan(text) if "*" in text else ():
         if isinstance(token, yaml.AliasToken):
-            raise yaml.YAMLError(f"aliases (*{token.value}) are not taken: write the value again")
+            raise yaml.YAMLError(f"aliases (*{token.value}) are not supported: repeat the value")
     return yaml.safe_load(text)
 
 
@@ -263,7 +263,7 @@ def _check_profile(profile: DeviceProfile, origin: str) -> None:
         if len(figure.source.split()) < 2:
             raise UsageError(f"device profile {origin}: {name} has no source: say where the figure comes from")
     if profile.host and (profile.host == profile.name or profile.host not in list_profiles()):
-        raise UsageError(f"device profile {origin}: host {profile.host[:80]!r} is no other profile that ships")
+        raise UsageError(f"device profile {origin}: host {profile.host[:80]!r} is not another shipped profile")
     try:
         check_names(profile.providers)
     except UsageError as error:
@@ -280,7 +280,7 @@ def _check_profile(profile: DeviceProfile, origin: str) -> None:
     if not all(
         map(math.isfinite, (fit.run_s, fit.tensor_s, fit.correction, fit.cached_bytes, fit.uncached_s_per_byte))
     ):
-        raise UsageError(f"device profile {origin}: the fit has numbers that cannot be")
+        raise UsageError(f"device profile {origin}: the fit has impossible numbers")
     for operator_fit in profile.fit.operators:
         _check_operator_fit(operator_fit, origin)
 
@@ -291,12 +291,12 @@ def _check_operator_fit(fit: OperatorFit, origin: str) -> None:
     columns = len(fit.centre)
     lengths = {len(values) for values in (fit.scale, fit.lowest, fit.highest, *fit.points)} | {len(fit.trend) - 1}
     if (lengths - {columns}) or len(fit.points) != len(fit.bends):
-        raise UsageError(f"device profile {origin}: the fit of {fit.family[:40]!r} does not hang together")
+        raise UsageError(f"device profile {origin}: the fit of {fit.family[:40]!r} is inconsistent")
     numbers = [*fit.centre, *fit.scale, *fit.lowest, *fit.highest, *fit.trend, fit.width, *fit.bends, fit.low, fit.high]
     numbers += [value for point in fit.points for value in point]
     above = [fit.width, *fit.scale, *fit.lowest, *fit.highest, *(value for point in fit.points for value in point)]
     if not all(map(math.isfinite, numbers)) or min(above) <= 0 or fit.low > fit.high:
-        raise UsageError(f"device profile {origin}: the fit of {fit.family[:40]!r} has numbers that cannot be")
+        raise UsageError(f"device profile {origin}: the fit of {fit.family[:40]!r} has impossible numbers")
 
 
 def _load_profile_file(path: Path) -> DeviceProfile:

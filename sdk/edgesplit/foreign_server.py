@@ -44,11 +44,11 @@ class ForeignServer:
         if parts.scheme not in SCHEMES or not parts.hostname:
             raise _bad_address(text, "no known scheme, or no host")
         if len(text) > MAX_ADDRESS_CHARS or not text.isprintable() or not text.isascii() or " " in text:
-            raise _bad_address(text, "too long, or letters that no address has")
+            raise _bad_address(text, "too long, or invalid characters")
         if parts.username is not None or parts.query or parts.fragment:
-            raise _bad_address(text, "it may hold no user, query or fragment: a plan is no place for secrets")
+            raise _bad_address(text, "a user, query or fragment is not allowed: plans are not secret")
         if port == 0:
-            raise _bad_address(text, "port 0 is nobody's")
+            raise _bad_address(text, "port 0 is not valid")
         path = parts.path.rstrip("/")
         if path.endswith("/v2"):
             path = path.removesuffix("/v2")

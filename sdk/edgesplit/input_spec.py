@@ -108,7 +108,7 @@ def parse_input_spec(text: str) -> InputSpec:
     for word in words[1:] if words[0] == JPEG else ():
         parsed = _picture_field(word, text)
         if repeated := fields.keys() & parsed.keys():
-            raise UsageError(f"input spec {text[:80]!r}: {word!r} says the {sorted(repeated)[0]} a second time")
+            raise UsageError(f"input spec {text[:80]!r}: {word!r} repeats the {sorted(repeated)[0]}")
         fields.update(parsed)
     if words[0] == JPEG and "width" not in fields:
         raise UsageError(f"input spec {text[:80]!r}: the frame's size is missing, as in 640x480")

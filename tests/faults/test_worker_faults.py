@@ -130,7 +130,7 @@ def test_a_model_that_never_returns_is_killed_and_the_next_request_answered(tmp_
         engine = Engine(CLASS, None)
         engine.serve("one", release)
         assert np.array_equal(engine.infer("one", {"x": SMALL}, deadline_s=60).outputs["y"], SMALL)
-        with pytest.raises(WorkerLost, match="did not come to an end"):
+        with pytest.raises(WorkerLost, match="exceeded its time limit"):
             engine.infer("one", {"x": ENDLESS}, deadline_s=60)
         eventually("both losses are seen", lambda: release.host.status()["lost"] == 2)
         assert np.array_equal(engine.infer("one", {"x": SMALL}, deadline_s=60).outputs["y"], SMALL)
@@ -262,7 +262,7 @@ def test_messages_of_a_hostile_worker_are_checked(hostile: pytest.MonkeyPatch, t
     hostile.setenv("EDGESPLIT_HOSTILE", mood)
     with hosted(tmp_path, double()) as host:
         pid = host.status()["pid"]
-        with pytest.raises(WorkerLost, match="nonsense"):
+        with pytest.raises(WorkerLost, match="violated the protocol"):
             run(host, SMALL)
         assert not is_there(pid)
 
@@ -284,7 +284,7 @@ def test_a_worker_that_is_lost_twice_while_it_loads_refuses_the_release(
 ) -> None:
     """It is never served, and the reason says how it ended."""
     hostile.setenv("EDGESPLIT_HOSTILE", mood)
-    with pytest.raises(ModelRefused, match=r"SIGSEGV|nonsense"), hosted(tmp_path, double()):
+    with pytest.raises(ModelRefused, match=r"SIGSEGV|violated the protocol"), hosted(tmp_path, double()):
         pass
 
 
@@ -371,7 +371,7 @@ def test_a_release_that_never_answers_its_golden_input_never_serves(
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle()
     assert machine.running == good.digest and machine.failed_requests() == []
-    assert machine.state.state == "failed" and "did not come to an end" in machine.state.detail
+    assert machine.state.state == "failed" and "exceeded its time limit" in machine.state.detail
     machine.off()
 
 

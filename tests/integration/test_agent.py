@@ -325,7 +325,7 @@ def test_a_bad_claim_and_a_false_controller_give_different_errors(controller: Sm
     stranger = Authority(tmp_path / "other-ca").issue_server("controller", ["localhost", HERE])
     false = Server(lambda request: json_response(200, {}), tls=stranger.server_context(client_required=False))
     false.start()
-    with pytest.raises(TrustError, match="not the controller"):
+    with pytest.raises(TrustError, match="does not present a certificate"):
         enrol(DataFolder(tmp_path / "two"), controller.claim(), f"https://{HERE}:{false.port}")
     false.stop(0.2)
     with pytest.raises(LinkError):

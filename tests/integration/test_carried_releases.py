@@ -80,7 +80,7 @@ def test_an_offline_device_runs_releases_from_usb_bundles_and_the_controller_agr
     assert told["releases"][0]["release"] == first and told["limited_by"] == "timestamp"
 
     shown = json.loads(world.agent("bundle", "show", str(stick), "--data", str(agent.data), "--json"))
-    assert shown["verified"].startswith("good")
+    assert shown["verified"].startswith("valid")
     assert "next start" in world.agent("bundle", "apply", str(stick), "--data", str(agent.data))
     normal = agent.process.argv
     agent.process.argv = [*normal, *NOWHERE]
@@ -98,7 +98,7 @@ def test_an_offline_device_runs_releases_from_usb_bundles_and_the_controller_agr
     world.edgectl("bundle", "--to", str(theirs), "--for", "cam-2")
     refused = world.agent("bundle", "apply", str(theirs), "--data", str(agent.data), code=UsageError.exit_code)
     assert "nothing for cam-1" in refused
-    assert "taken" in world.agent("bundle", "apply", str(newer), "--data", str(agent.data))
+    assert "applied" in world.agent("bundle", "apply", str(newer), "--data", str(agent.data))
     eventually("the newer one is served", lambda: world.running(agent) == {"digits": second})
     eventually("the wish is cleared away", lambda: not (agent.data / "bundle.json").exists())
     agent.process.stop()

@@ -68,7 +68,9 @@ def renew(folder: DataFolder, identity: Identity) -> None:
     response = _post_renewal(identity.controller, current, encode_document(renewal))
     renewed = decode_document(response, Enrolled)
     if renewed.device != identity.device:
-        raise TrustError(f"the controller renewed us as {renewed.device[:63]!r}, and we are {identity.device!r}")
+        raise TrustError(
+            f"the controller renewed the certificate for {renewed.device[:63]!r}, but this is {identity.device!r}"
+        )
     pair = private_pem(key) + renewed.certificate_pem.encode()
     trial_file = folder.identity / "renewed.trial.pem"
     write_durably(trial_file, pair, mode=0o600)
@@ -134,7 +136,9 @@ class CertificateRenewer:
             return RETRY_S
         except EdgeError as error:
             log.error(
-                "the certificate cannot be renewed, and ends on %s: %s", certificate.not_valid_after_utc.date(), error
+                "the certificate cannot be renewed, and expires on %s: %s",
+                certificate.not_valid_after_utc.date(),
+                error,
             )
             return REFUSED_RETRY_S
         log.info("the certificate is renewed")

@@ -68,7 +68,7 @@ def enrol(
     if existing is not None:
         if existing.device != claim.device:
             raise UsageError(
-                f"{folder.path} already is device {existing.device!r}; give {claim.device!r} a folder of its own"
+                f"{folder.path} already belongs to device {existing.device!r}; use another folder for {claim.device!r}"
             )
         return existing
     url = controller_url or claim.controller_url
@@ -81,7 +81,9 @@ def enrol(
     response = (post_enrolment or _by_https(url, claim.ca_pem))(encode_document(request))
     enrolled = decode_document(response, Enrolled)
     if enrolled.device != claim.device:
-        raise TrustError(f"the controller enrolled us as {enrolled.device[:63]!r}, the claim says {claim.device!r}")
+        raise TrustError(
+            f"the controller enrolled this device as {enrolled.device[:63]!r}, but the claim is for {claim.device!r}"
+        )
     write_durably(folder.certificate_file, enrolled.certificate_pem.encode())
     write_durably(folder.ca_file, enrolled.ca_pem.encode())
     credentials(folder).client_context()  # UsageError unless the certificate matches the key
@@ -108,7 +110,7 @@ def enrol_with_retries(
         try:
             return enrol(folder, claim, controller_url)
         except LinkError as error:
-            log.warning("not enrolled yet, trying again: %s", error)
+            log.warning("not enrolled yet, retrying: %s", error)
         if wait(RETRY.pause_s(tries, 0.5)):
             break
     return None
@@ -138,7 +140,9 @@ def post(
         response = connection.getresponse()
         content = response.read(max_bytes)
     except ssl.SSLCertVerificationError as error:
-        raise TrustError(f"{url} is not the controller of our authority: {error.verify_message}") from error
+        raise TrustError(
+            f"{url} does not present a certificate of the claim's authority: {error.verify_message}"
+        ) from error
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk of negative length
         raise LinkError(f"cannot reach the controller at {url}: {error}") from error
     finally:

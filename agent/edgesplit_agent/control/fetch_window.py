@@ -148,7 +148,7 @@ class FetchWindow:
         return chunks[:limit]
 
     def next_request(self, now: float, subscribed: Container[str] | None = None) -> tuple[str, ...]:
-        """The chunks to request now, lost ones first, at most `LIMITS.window_chunks`; they count as in flight from now
+        """The chunks to request now, lost ones first, at most `LIMITS.fetch_window_chunks`; they are in flight from now
         on. Only those in `subscribed` (None: all)."""
         if now < self._held_until:
             return ()
@@ -206,13 +206,13 @@ class FetchWindow:
     def failure(self, now: float) -> str:
         """Why the download has failed; empty while it may go on."""
         if self._timeouts >= MAX_TIMEOUTS:
-            return f"nothing came, asked {MAX_TIMEOUTS} times"
+            return f"no chunk received after {MAX_TIMEOUTS} requests"
         self._progress_log.append((now, self.received_bytes))
         while now - self._progress_log[0][0] > SLOW_RETRIEVAL_S and len(self._progress_log) > 1:
             since, received_then = self._progress_log.popleft()
             rate = (self.received_bytes - received_then) / (now - since)
             if rate < min(MIN_BYTES_PER_S, self.cap_bytes_per_s / 2):
-                return f"only {rate:.0f} bytes per second came in the last {SLOW_RETRIEVAL_S:.0f} s"
+                return f"only {rate:.0f} bytes per second received in the last {SLOW_RETRIEVAL_S:.0f} s"
         return ""
 
     @property

@@ -107,14 +107,14 @@ class MetadataFetcher:
             data = self._wait(path, max_bytes, timeout_s)
             if data is not None:
                 return data
-        raise LinkError(f"the controller does not send {path}")
+        raise LinkError(f"no response from the controller for {path}")
 
     def on_message(self, payload: bytes, correlation: bytes | None) -> None:
         """Handle a message on this device's `fetch_reply` topic. Called on the network's thread; raises nothing."""
         try:
             piece = messages.decode(payload, messages.FetchReply)
         except MalformedMessage as error:
-            log.warning("dropped: %s", error)
+            log.warning("message dropped: %s", error)
             return
         with self._changed:
             if self._request is None or self._request[:2] != (correlation, piece.path):
@@ -146,7 +146,9 @@ class MetadataFetcher:
                     if self._total < 0:
                         raise FileNotFoundError(path)
                     if self._total > max_bytes:
-                        raise TrustError(f"{path} is said to have {self._total} bytes, at most {max_bytes} are allowed")
+                        raise TrustError(
+                            f"{path} was announced with {self._total} bytes, at most {max_bytes} are allowed"
+                        )
                     data = joined_pieces(self._pieces, self._total) if self._received_bytes == self._total else None
                     if data is not None:
                         self._request = None
@@ -240,7 +242,7 @@ class ChunkFetcher:
                     self.counters.chunks += len(batch)
                     self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
                 elif trouble := window.failure(self._clock()):
-                    raise LinkError(f"release {release[:12]} does not come: {trouble}")
+                    raise LinkError(f"release {release[:12]} cannot be fetched: {trouble}")
         finally:
             with self._changed:
                 self._wanted = {}

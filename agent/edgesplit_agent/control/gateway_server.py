@@ -125,7 +125,7 @@ class GatewayServer:
             except (EdgeError, OSError) as error:
                 self._set_trouble(str(error))
             except Exception as error:  # a programming error must not end the gateway for ever
-                log.exception("the gateway's server cannot be tended")
+                log.exception("the check of the gateway's server failed")
                 self._set_trouble(str(error))
             with self._changed:
                 if not self._stopping and not self._outdated:
@@ -215,7 +215,7 @@ class GatewayServer:
             if not self._revoked_file.exists():
                 raise
             if not isinstance(error, LinkError):
-                log.error("the revocation list of before stays in force: %s", error)
+                log.error("the previous revocation list stays in force: %s", error)
             return
         if serials != self._stored_revocations(authority):
             write_durably(self._revoked_file, raw)

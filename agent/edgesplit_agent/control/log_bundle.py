@@ -86,7 +86,7 @@ class LogBundleService:
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
-            log.warning("job %s is one too many", job.id)
+            log.warning("job %s is dropped: the queue is full", job.id)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -100,12 +100,12 @@ class LogBundleService:
     def pieces(self, job: DeviceJob, now: float) -> Iterator[LogPiece | JobRefused]:
         """The messages that answer a job received at `now` (monotonic): the pieces of a log bundle, or a refusal."""
         if now - self._answered_at < PAUSE_S:
-            yield JobRefused(id=job.id, reason=f"another was answered less than {PAUSE_S:g} s ago")
+            yield JobRefused(id=job.id, reason=f"another log bundle was sent less than {PAUSE_S:g} s ago")
             return
         self._answered_at = now
         content = self.log_bundle(job.max_bytes)
         if len(content) > job.max_bytes:
-            yield JobRefused(id=job.id, reason=f"the least there is to tell takes {len(content)} bytes")
+            yield JobRefused(id=job.id, reason=f"the smallest possible log bundle has {len(content)} bytes")
             return
         digest = hashlib.sha256(content).hexdigest()
         for offset in range(0, len(content), PIECE_BYTES):

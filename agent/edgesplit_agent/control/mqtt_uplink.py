@@ -53,7 +53,7 @@ class TelemetrySchedule:
     """How often telemetry is sent."""
 
     every_s: float = 2.0
-    """Interval, until the controller sets it (`Kept.every_s`)."""
+    """Interval, until the controller sets it (`Ack.telemetry_interval_s`)."""
     at_once_s: float = 1.0
     """Least seconds between messages when something changed."""
     offline_every_s: float = 60.0
@@ -182,7 +182,7 @@ class Uplink:
             try:
                 self._publish("birth", Death(self.session_number), wait_s=GOODBYE_S)
             except LinkError as error:
-                log.info("left without a goodbye: %s", error)
+                log.info("disconnected without a Death message: %s", error)
         self._session.stop()
         if self._outbox is not None:
             self._outbox.on_disconnected()
@@ -283,13 +283,13 @@ class Uplink:
                 if self._outbox is not None:
                     self._send_backlog(self._outbox)
             except Exception:
-                log.exception("no telemetry this time")
+                log.exception("telemetry could not be sent")
 
     def _send_telemetry(self, cursor: TelemetryCursor) -> None:
         """Send or store telemetry, if it is due."""
         session, connected, now = self.session_number, self._session.connected, self._concurrency.monotonic()
         if not session or (not connected and self._outbox is None):
-            return  # without a session number the message could not be told apart from another start's
+            return  # without a session number the message could not be distinguished from another start's
         cursor.use_session(session)
         _, notable = self._sample(session, cursor.sequence, take=False)
         if not self._schedule.is_due(connected, notable != cursor.last_seen, now - cursor.last_sent):

@@ -38,7 +38,7 @@ def preload() -> list[str]:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise UsageError(f"{name} does not load on this machine: {error}; make the kit anew") from error
+            raise UsageError(f"{name} does not load on this machine: {error}; build the kit again") from error
     return [engine for engine in ENGINES if _import_engine(engine)]
 
 

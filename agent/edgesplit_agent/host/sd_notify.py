@@ -24,7 +24,7 @@ class ServiceManager:
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.watchdog_s = watchdog_s
-        """Watchdog timeout in seconds: without a sign of life for longer the service is restarted; 0: none."""
+        """Watchdog timeout in seconds: without a notification for longer the service is restarted; 0: none."""
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
@@ -45,7 +45,7 @@ class ServiceManager:
         self._send("READY=1", f"STATUS={status[:MAX_STATUS_LENGTH]}")
 
     def alive(self) -> None:
-        """Send a sign of life to the watchdog."""
+        """Send a watchdog notification."""
         self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
@@ -64,4 +64,4 @@ class ServiceManager:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
                 sock.sendto(message.encode(), self._address)
         except OSError as error:
-            log.debug("the service manager does not listen: %s", error)
+            log.debug("cannot notify the service manager: %s", error)

@@ -84,7 +84,7 @@ class ForeignTls:
                 context.load_cert_chain(self.certificate_file, self.key_file)
         except OSError as error:  # ssl.SSLError is one
             files = ", ".join(str(file) for file in (self.ca_file, self.certificate_file, self.key_file) if file)
-            raise UsageError(f"cannot meet foreign servers by {files}: {error}") from error
+            raise UsageError(f"cannot set up TLS to foreign servers with {files}: {error}") from error
         return context
 
 
@@ -123,7 +123,9 @@ class ForeignOffloadClient(OffloadClient):
             request, HttpRequest("POST", infer_path(request.name), headers, [body]), call, left_s
         )
         if isinstance(answer, OffloadAnswer) and self._needs_json is None:
-            log.warning("%s takes no binary tensors: it is asked in JSON, which is several times as long", self.url)
+            log.warning(
+                "%s does not support binary tensors: requests are sent as JSON, several times as long", self.url
+            )
             self._needs_json = True
         return answer
 
@@ -134,7 +136,9 @@ class ForeignOffloadClient(OffloadClient):
         if isinstance(outcome, OffloadFailure):
             return outcome
         if outcome.status >= 500:
-            return OffloadFailure("server", f"health says {outcome.status}", outcome.elapsed_s, outcome.status)
+            return OffloadFailure(
+                "server", f"the health check was answered {outcome.status}", outcome.elapsed_s, outcome.status
+            )
         return outcome.elapsed_s
 
     def probe(self, timeout_s: float) -> OffloadAnswer | OffloadFailure:
@@ -144,7 +148,7 @@ class ForeignOffloadClient(OffloadClient):
         is learnt.
         """
         if monotonic() - self._probed_at < PROBE_INTERVAL_S:
-            return OffloadFailure("rejected", "a foreign server is probed seldom")
+            return OffloadFailure("rejected", "probes of a foreign server are rate-limited")
         self._probed_at = monotonic()
         body = msgspec.json.encode({"id": "probe", "inputs": [_PROBE_TENSOR]})
         headers = {"content-type": "application/json", "content-length": str(len(body))}
@@ -218,7 +222,7 @@ class ForeignServers:
     def _connect(self, address: str) -> OffloadClient:
         server = ForeignServer.parse(address)
         if not server.tls:
-            log.warning("%s is not TLS: whoever is on the way may read, and answer in its place", address)
+            log.warning("%s does not use TLS: anyone on the network path can read requests and forge answers", address)
         tls = self._trust.context() if server.tls else None
         if self._link is None:
             return ForeignOffloadClient(server, tls)

@@ -32,7 +32,7 @@ class GatewayRoute:
 
         - `home`: (host, port) to connect to instead of the client's URL, or None.
         - `link`: emulated link, applied to a gateway too; empty for none.
-        - `stays`: the device's operator fixed the offload target (--offload), so statements do not change it.
+        - `is_fixed`: the device's operator fixed the offload target (--offload), so statements do not change it.
         """
         self._remote = remote
         self._home = (remote.url, home) if remote is not None else ("", None)
@@ -54,7 +54,7 @@ class GatewayRoute:
             if self._remote is None or gateway == self._gateway:
                 return
             if self._is_fixed:
-                log.warning("the statement names a gateway, and --offload says otherwise: that stays")
+                log.warning("the statement's gateway is ignored, because --offload is given")
                 return
             try:
                 self._switch(self._remote, gateway)

@@ -219,7 +219,7 @@ class OffloadTarget:
 
     def on_abandoned(self, up_bytes: int, waited_s: float) -> None:
         """The request was abandoned because the target was late: a timeout."""
-        self._learn(up_bytes, OffloadFailure("timeout", "given up", waited_s), monotonic() - waited_s)
+        self._learn(up_bytes, OffloadFailure("timeout", "abandoned: too late", waited_s), monotonic() - waited_s)
 
     def on_slow(self, waited_s: float, up_bytes: int = 0) -> None:
         """A request has waited longer than it should: ping the target, and learn a lower bound for the link.
@@ -357,7 +357,7 @@ class OffloadTarget:
             if self._estimate is not None:
                 self._estimate = self._estimate.after_round_trip(pinged_s, beside_bytes)
         if before != after:
-            log.warning("breaker: the cloud is there again, trying it")
+            log.warning("breaker: the probe succeeded, the cloud is on trial")
         if not doubted:  # a rate probe would delay the waiting request
             self._probe_rate(remote)
 

@@ -26,7 +26,7 @@ class HedgeTokenBucket:
     """Token bucket of one model, in joules where the plan has power figures, else in processor seconds."""
 
     credit_ratio: float
-    """Credit per request, as a ratio of what answering it on the device alone would cost."""
+    """Credit per request, relative to what answering it on the device alone would cost."""
     tokens: float = 0.0
     """Tokens in the bucket; negative while it is in debt."""
     capacity: float = 0.0
@@ -146,8 +146,8 @@ class HedgeBudget:
     """Token buckets by model, and the hedging counters. Thread-safe."""
 
     def __init__(self, credit_ratio: Callable[[], float]) -> None:
-        """`part` returns the current credit per request, as a ratio of what answering it on the device alone would
-        cost."""
+        """`credit_ratio` returns the current credit per request, relative to what answering it on the device alone
+        would cost."""
         self._credit_ratio = credit_ratio
         self._lock = threading.Lock()
         self._budgets: dict[str, HedgeTokenBucket] = {}

@@ -27,7 +27,7 @@ MAX_ENTRIES = 8192
 
 
 def actual_joules(row: Row, power: Power, busy_s: float, whole_s: float, radio_s: float) -> float:
-    """Joules of one inference as it went: `busy_s` of `whole_s` at work, the rest idle, the radio up for `moving_s`.
+    """Joules of one inference as it went: `busy_s` of `whole_s` at work, the rest idle, the radio up for `radio_s`.
 
     The number of bytes moved is taken from `row`. The terms are those of `edgesplit.plan.energy_j` (radio model of
     Huang et al., MobiSys 2012).

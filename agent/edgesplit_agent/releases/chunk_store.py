@@ -107,7 +107,7 @@ class ChunkStore:
             return None
         if hashlib.sha256(data).hexdigest() == sha256:
             return data
-        log.warning("chunk %s is spoilt on disk and will be fetched again", sha256[:12])
+        log.warning("chunk %s is corrupt on disk and will be fetched again", sha256[:12])
         self.path(sha256).unlink(missing_ok=True)
         return None
 
@@ -231,11 +231,11 @@ class ReleaseAssembly:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoRoom(
-                    f"the disk is full: {error.strerror}; free some, what has come of the release is kept"
+                    f"the disk is full: {error.strerror}; free some space, the chunks received so far are kept"
                 ) from error
             raise
         if rejected:
-            raise MalformedMessage(f"{len(rejected)} chunks, as {min(rejected)[:12]}, are not what their names say")
+            raise MalformedMessage(f"{len(rejected)} chunks, as {min(rejected)[:12]}, do not match their digests")
 
     def _write(self, chunks: Sequence[tuple[str, bytes]]) -> None:
         by_file: dict[Path, list[tuple[int, bytes]]] = {}

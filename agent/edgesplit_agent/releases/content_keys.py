@@ -57,7 +57,7 @@ class ContentKeys:
         except TrustError as error:
             if not from_statement or not stored:
                 raise
-            log.warning("%s; trying the keys that were kept", error)
+            log.warning("%s; trying the stored keys", error)
             return select_keys(unwrap(stored, own, self._device, release), needed)
         if from_statement and from_statement != stored:
             self._store(release, from_statement)
@@ -71,4 +71,4 @@ class ContentKeys:
             if home.is_dir():
                 write_wrapped_keys(home, wrapped)
         except OSError as error:  # a full disk must not stop a release that can answer
-            log.warning("cannot keep the keys of release %s: %s", release[:12], error.strerror)
+            log.warning("cannot store the keys of release %s: %s", release[:12], error.strerror)

@@ -61,12 +61,12 @@ def eviction_candidate(
     if disk.used + need > disk.quota:
         raise NoRoom(
             f"no room for release {release[:12]}: it needs {_mb(need)} more, and of the store's quota of"
-            f" {_mb(disk.quota)} {_mb(disk.used)} are taken by what runs or may be gone back to; run the agent with a"
-            " larger --store-quota, or deploy a plan with less on the device"
+            f" {_mb(disk.quota)} {_mb(disk.used)} are used by releases that run or are kept for a rollback; run the"
+            " agent with a larger --store-quota, or deploy a plan with less on the device"
         )
     raise NoRoom(
         f"no room for release {release[:12]}: it needs {_mb(need + RESERVE_BYTES)} with reserve, {_mb(disk.free)} are"
-        " free on the disk; free some, or deploy a plan with less on the device"
+        " free on the disk; free some space, or deploy a plan with less on the device"
     )
 
 

@@ -258,8 +258,10 @@ def _reason_against(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloo
     """Why this device must not or cannot run the row; empty where it can."""
     unknown = sorted({*row.codecs.values()} - {*boundary_codecs.CODECS}) or sorted({*row.receives} - {*known})
     if row.compress and plan.offload and not ForeignServer.parse(plan.offload).accepts_gzip:
-        return f"it is sent compressed, which {plan.offload} is not known to undo"
-    return floor_violation(row, plan, manifest, floor) or (f"it needs {unknown[0]!r}, unknown here" if unknown else "")
+        return f"its requests are compressed, which {plan.offload} is not known to support"
+    return floor_violation(row, plan, manifest, floor) or (
+        f"it needs {unknown[0]!r}, which is unknown here" if unknown else ""
+    )
 
 
 def load_release(
@@ -287,7 +289,7 @@ def check_golden(active: LoadedRelease, golden: GoldenExample, chunk: Callable[[
     active.learn(timing)
     for name, wanted in expected.outputs.items():
         if name not in outputs or not is_close(outputs[name], wanted):
-            raise InferenceFailed(f"golden input: output {name!r} is not what the whole model gave")
+            raise InferenceFailed(f"golden input: output {name!r} differs from the whole model's")
     return {name: outputs[name] for name in expected.outputs}
 
 

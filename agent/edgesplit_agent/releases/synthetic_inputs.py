@@ -53,6 +53,6 @@ def unchanged_answers_check(active: LoadedRelease, inputs: Tensors) -> Callable[
         actual = run_alone()
         for name, wanted in expected.items():
             if not is_close(actual[name], wanted):
-                raise InferenceFailed(f"output {name!r} is not what it was")
+                raise InferenceFailed(f"output {name!r} differs from the first run's")
 
     return check

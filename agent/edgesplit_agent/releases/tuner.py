@@ -78,7 +78,7 @@ class Tuner:
             host.reconfigure(best)
             check()
         except EdgeError as error:
-            log.warning("release %s does not run with %s after all: %s", active.digest[:12], best, error)
+            log.warning("release %s cannot use the measured setup %s: %s", active.digest[:12], best, error)
             best = first
             host.reconfigure(best)
             check()
@@ -93,4 +93,4 @@ class Tuner:
             try:
                 host.reconfigure(msgspec.structs.replace(host.setup, spinning=False))
             except EdgeError as error:
-                log.warning("release %s keeps spinning: %s", active.digest[:12], error)
+                log.warning("cannot switch off the spinning threads of release %s: %s", active.digest[:12], error)

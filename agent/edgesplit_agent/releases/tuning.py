@@ -159,7 +159,7 @@ class TuningResults:
         try:
             write_durably(self._file, msgspec.json.encode(results))
         except OSError as error:
-            log.warning("cannot remember how release %s runs best: %s", release[:12], error.strerror)
+            log.warning("cannot store the tuning result of release %s: %s", release[:12], error.strerror)
 
     def _read(self) -> dict[str, TuningResult]:
         try:

@@ -78,7 +78,7 @@ def _check_room(part: Path, version: str, packed: int) -> None:
     if free < need:
         raise NoRoom(
             f"no room for agent {version}: installing it takes about {need / 1e6:.0f} MB, {free / 1e6:.0f} MB are free"
-            " on the disk; free some, it is tried again"
+            " on the disk; free some space, the step is retried"
         )
 
 
@@ -165,6 +165,6 @@ def _run_version_check(part: Path, version: str, check_arguments: tuple[str, ...
         last_line = (completed.stderr.strip().splitlines() or [f"it ended with status {completed.returncode}"])[-1]
         raise ModelRefused(f"agent {version} does not start here: {last_line[:300]}") from None
     if public_version(own_version) != version:
-        raise ModelRefused(f"what was signed as agent {version} calls itself {own_version[:40]}")
+        raise ModelRefused(f"the release was signed as agent {version}, but reports version {own_version[:40]}")
     if problem:
         raise ModelRefused(f"agent {version} cannot run here: {problem[:300]}")

@@ -143,7 +143,7 @@ def _persisted(store: VersionStore, versions: Versions) -> Versions:
     try:
         store.write(versions)
     except OSError as error:
-        log.error("cannot write versions.json, so nothing is tried: %s", error.strerror)
+        log.error("cannot write versions.json, so no version is put on trial: %s", error.strerror)
         return msgspec.structs.replace(versions, trial=version_slots.INSTALLED)
     return versions
 

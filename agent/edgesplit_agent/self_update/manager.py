@@ -28,8 +28,8 @@ from edgesplit_agent.state.data_folder import DataFolder
 log = logging.getLogger(__name__)
 
 NO_LAUNCHER = (
-    "this agent was not started by `edgesplit-agent launch`, so it cannot change its own version: start it so (the"
-    " service that install.sh makes does), or install the version with a kit"
+    "this agent was not started by `edgesplit-agent launch`, so it cannot change its own version: start it with that"
+    " command (as the service of install.sh does), or install the version with a kit"
 )
 """Error text where the agent was started without the launcher."""
 
@@ -117,7 +117,7 @@ class VersionManager:
         try:
             self._folder.write_format()
         except OSError as error:
-            log.warning("the data folder stays of its older format: %s", error.strerror)
+            log.warning("the data folder keeps its older format: %s", error.strerror)
 
     def bad_reason(self, release: str) -> str | None:
         """Reason why that release is not tried again; None where there is none."""
@@ -153,12 +153,12 @@ class VersionManager:
         """Make the release the version of the next start, and restart at once. TrustError where the release is no
         agent."""
         if not is_agent_release(manifest):
-            raise TrustError(f"release {release[:12]} is of {manifest.model}, and no agent")
+            raise TrustError(f"release {release[:12]} is of model {manifest.model}, not of the agent")
         models = tuple(model for model in served if model != AGENT_MODEL)
         self._persist(
             version_slots.with_activated(self._versions, release, models, counter, __version__, offline=not online)
         )
-        log.warning("the agent starts again, as release %s", release[:12])
+        log.warning("the agent restarts as release %s", release[:12])
         self._restart()
 
     def commit(self) -> None:
@@ -172,7 +172,7 @@ class VersionManager:
 
     def roll_back(self, reason: str) -> None:
         """Mark this version as bad and restart at once, as the version before it."""
-        log.error("the agent goes back from release %s: %s", self.release[:12], reason)
+        log.error("the agent rolls back from release %s: %s", self.release[:12], reason)
         self._persist(version_slots.with_rollback(self._versions, reason))
         self._restart()
 

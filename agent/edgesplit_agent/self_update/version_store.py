@@ -94,14 +94,14 @@ class VersionStore:
         """How the version on disk differs from what was installed, for people; empty where it does not."""
         home = self.version_folder(release)
         if not self.python(release).exists():  # a link to the system's Python, which may have been replaced
-            return "its interpreter is gone"
+            return "its interpreter is missing"
         try:
             expected = msgspec.json.decode((home / LIST_FILE).read_bytes(), type=InstalledFiles).files
             actual = _fingerprints(home)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             return f"its files cannot be read: {error}"
         differing = sorted(name for name in {*expected, *actual} if expected.get(name) != actual.get(name))
-        return f"{len(differing)} files are not as they were installed, as {differing[0]}" if differing else ""
+        return f"{len(differing)} files differ from what was installed, such as {differing[0]}" if differing else ""
 
     def remove_others(self, releases: Collection[str]) -> None:
         """Remove every version that is not in `releases`, and what interrupted installations and removals left."""

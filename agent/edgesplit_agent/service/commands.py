@@ -30,22 +30,22 @@ def add_service_commands(commands: Any, add_run_options: Callable[[argparse.Argu
     )
     unit_parser.add_argument("--user", default=Installation.user, metavar="NAME", help=f"(default {Installation.user})")
     unit_parser.set_defaults(command=_unit)
-    warm_parser = commands.add_parser("warm", help="load everything once: does it fit this machine?")
+    warm_parser = commands.add_parser("warm", help="import every module once, to check that this machine can")
     warm_parser.set_defaults(command=_warm)
-    supervise_help = "keep `run` running where there is no systemd"
+    supervise_help = "run and restart the agent where there is no systemd"
     supervise = commands.add_parser("supervise", help=supervise_help, allow_abbrev=False)
     supervise.add_argument(
         "--watchdog", type=_watchdog, default=float(WATCHDOG_S), metavar="N",
-        help=f"seconds without a sign of life after which it is started anew; 0: never (default {WATCHDOG_S})",
+        help=f"watchdog timeout in seconds, after which it is restarted; 0: none (default {WATCHDOG_S})",
     )  # fmt: skip
     add_run_options(supervise)
     supervise.set_defaults(command=_supervise)
-    doctor = commands.add_parser("doctor", help="say what ails this device's agent, and what to do about it")
+    doctor = commands.add_parser("doctor", help="check this device's agent, with a remedy for each problem")
     doctor.add_argument(
         "--data", type=Path, default=Installation.data, metavar="DIR", help=f"(default {Installation.data})"
     )
     doctor.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
-    doctor.add_argument("--offline", action="store_true", help="ask nothing of the network")
+    doctor.add_argument("--offline", action="store_true", help="make no network connections")
     doctor.set_defaults(command=_doctor)
 
 

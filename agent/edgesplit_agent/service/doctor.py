@@ -44,5 +44,5 @@ def _run_check(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
         findings.extend(check())
     except (EdgeError, OSError, ValueError) as error:
-        findings.append(bad("doctor", f"could not look further: {error}", "run it as root or as the agent's user"))
+        findings.append(bad("doctor", f"the check failed: {error}", "run it as root or as the agent's user"))
     return findings

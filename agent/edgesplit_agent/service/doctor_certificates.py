@@ -45,19 +45,19 @@ def check_claim(folder: DataFolder, now: float, *, online: bool) -> Iterator[Fin
     try:
         parsed_claim = read_claim(file)
     except (MalformedMessage, UsageError) as error:
-        yield bad("identity", f"not enrolled, and the claim is spoilt: {error}", remedy)
+        yield bad("identity", f"not enrolled, and the claim is invalid: {error}", remedy)
         return
     if parsed_claim.expires < now:
         yield bad(
             "identity",
-            f"not enrolled, and the claim for {parsed_claim.device} ended on {_day(parsed_claim.expires)}",
+            f"not enrolled, and the claim for {parsed_claim.device} expired on {_day(parsed_claim.expires)}",
             remedy,
         )
     else:
         yield warning(
             "identity",
             f"not enrolled yet as {parsed_claim.device}",
-            "the agent does it as soon as it reaches the controller",
+            "the agent enrols as soon as it reaches the controller",
         )
     if online:
         yield from check_server("controller", parsed_claim.controller_url, None, now, ca_pem=parsed_claim.ca_pem)
@@ -70,19 +70,23 @@ def check_certificates(folder: DataFolder, identity: Identity, now: float) -> It
     begins, ends = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
     summary = f"{identity.device} ({identity.device_class}), certificate until {_day(ends)}"
     if now < begins:
-        yield bad("clock", f"{_day(now)} is before our certificate was made", "set the clock: timedatectl set-ntp true")
+        yield bad(
+            "clock", f"{_day(now)} is before the certificate was issued", "set the clock: timedatectl set-ntp true"
+        )
     if now > ends:
-        yield warning("identity", summary, "it has ended; the agent renews it as soon as it reaches the controller")
+        yield warning("identity", summary, "it has expired; the agent renews it as soon as it reaches the controller")
     elif now > begins + RENEW_AT_RATIO * (ends - begins) + 86_400:
         yield warning(
-            "identity", f"{summary}: overdue", "the controller could not be reached to renew it: see controller"
+            "identity",
+            f"{summary}: renewal is overdue",
+            "the controller could not be reached to renew it: see controller",
         )
     else:
         yield good("identity", summary)
     try:
         used.client_context()
     except UsageError as error:
-        yield bad("key", str(error), "enrol anew: --remove --purge, then install with a new claim")
+        yield bad("key", str(error), "enrol again: --remove --purge, then install with a new claim")
     authority = x509.load_pem_x509_certificates(folder.ca_file.read_bytes())
     last = max(certificate.not_valid_after_utc.timestamp() for certificate in authority)
     if last < now + 30 * 86_400:
@@ -103,8 +107,8 @@ def check_trust_chain(folder: DataFolder, identity: Identity, now: float) -> Ite
     except (EdgeError, shutil.Error) as error:
         yield bad(
             "trust",
-            f"the chain on disk does not hold: {error}",
-            "nothing new is installed; move trust/ away, start it again",
+            f"the chain of signatures on disk is invalid: {error}",
+            "nothing new is installed; move trust/ away and restart the agent",
         )
         return
     ends = {"root": verified.root.expires.timestamp(), "releases": verified.targets.expires.timestamp()}
@@ -113,11 +117,11 @@ def check_trust_chain(folder: DataFolder, identity: Identity, now: float) -> Ite
     if earliest < now:
         yield warning(
             "trust",
-            f"{summary}: {name} ended on {_day(earliest)}",
-            "what runs runs on; edgectl keys renew, then it installs again",
+            f"{summary}: {name} expired on {_day(earliest)}",
+            "running releases go on; edgectl keys renew allows installations again",
         )
     else:
-        yield good("trust", f"{summary}, good until {_day(earliest)}")
+        yield good("trust", f"{summary}, valid until {_day(earliest)}")
 
 
 def _day(unix_s: float) -> str:

@@ -43,11 +43,13 @@ def check_data_folder(folder: DataFolder) -> Iterator[Finding]:
     keys = (folder.key_file, folder.encryption_key_file, folder.renewed_file)
     readable_keys = [key for key in keys if _open_to_others(key)]
     if readable_keys:
-        yield bad("folder", f"others may read the private key {readable_keys[0]}", f"chmod 600 {readable_keys[0]}")
+        yield bad("folder", f"other users can read the private key {readable_keys[0]}", f"chmod 600 {readable_keys[0]}")
     elif status.st_mode & 0o007:
-        yield warning("folder", f"others may look into {path}", f"chmod 700 {path}")
+        yield warning("folder", f"other users can list {path}", f"chmod 700 {path}")
     elif not os.access(path, os.W_OK):
-        yield bad("folder", f"{path} belongs to {owner} and cannot be written by us", f"run as {owner}, or as root")
+        yield bad(
+            "folder", f"{path} belongs to {owner} and cannot be written by this user", f"run as {owner}, or as root"
+        )
     else:
         yield good("folder", f"{path} of {owner}")
     foreign_files = [file for file in sorted(path.iterdir()) if file.lstat().st_uid != status.st_uid]
@@ -64,9 +66,9 @@ def check_disk(folder: DataFolder) -> Iterator[Finding]:
     free = f"{_mb(machine.disk_free_bytes)} of {_mb(machine.disk_bytes)} free"
     summary = f"{free}; releases here take {_mb(bytes_on_disk((folder.releases, folder.chunks)))}"
     if machine.disk_free_bytes < RESERVE_BYTES or (inodes.f_files and not inodes.f_favail):
-        yield bad("disk", summary, "free some: nothing new can be fetched or kept")
+        yield bad("disk", summary, "free some space: nothing new can be fetched or stored")
     elif machine.disk_free_bytes < LITTLE_DISK_BYTES:
-        yield warning("disk", summary, "free some, or run the agent with a smaller --store-quota")
+        yield warning("disk", summary, "free some space, or run the agent with a smaller --store-quota")
     else:
         yield good("disk", summary)
 
@@ -88,10 +90,14 @@ def check_power(sysfs: Path) -> Iterator[Finding]:
     readings = read(sysfs)
     if readings.under_voltage:
         yield bad(
-            "power", "the supply's voltage is too low now", "use the supply that the board asks for, a short cable"
+            "power",
+            "the supply's voltage is too low now",
+            "use the power supply that the board requires, and a short cable",
         )
     elif readings.under_voltage_since_boot:
-        yield warning("power", "the supply's voltage was too low since boot", "use the supply that the board asks for")
+        yield warning(
+            "power", "the supply's voltage was too low since boot", "use the power supply that the board requires"
+        )
     elif readings.under_voltage is not None:
         yield good("power", "voltage was never too low since boot")
     if readings.celsius is not None:
@@ -113,7 +119,7 @@ def check_runtimes() -> Iterator[Finding]:
     if versions:
         yield good("runtimes", ", ".join(f"{name} {version}" for name, version in versions.items()))
     else:
-        yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or the kit anew")
+        yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or install the kit again")
     yield from check_edge_tpu()
 
 
@@ -131,7 +137,7 @@ def check_service() -> Iterator[Finding]:
     unit = dict(line.split("=", 1) for line in completed.stdout.splitlines() if "=" in line)
     if unit.get("LoadState") != "loaded":
         return
-    summary = f"{unit.get('ActiveState')} ({unit.get('SubState')}), started again {unit.get('NRestarts', '0')} times"
+    summary = f"{unit.get('ActiveState')} ({unit.get('SubState')}), restarted {unit.get('NRestarts', '0')} times"
     if unit.get("ActiveState") != "active":
         yield bad("service", summary, f"journalctl -u {NAME} -n 50 says why; systemctl restart {NAME}")
     elif unit.get("UnitFileState") not in ("enabled", "enabled-runtime"):
@@ -147,9 +153,7 @@ def check_versions(folder: DataFolder) -> Iterator[Finding]:
     if not state.running:
         yield good("version", f"{edgesplit.__version__}, as it was installed")
     elif trouble := store.damage(state.running):
-        yield warning(
-            "version", f"release {state.running[:12]}: {trouble}", "nothing: the next start puts it together again"
-        )
+        yield warning("version", f"release {state.running[:12]}: {trouble}", "none needed: the next start replaces it")
     else:
         how = "on trial" if state.trial else "found healthy"
         yield good("version", f"release {state.running[:12]} of the agent, {how}")
@@ -164,7 +168,7 @@ def check_agent(folder: DataFolder) -> Iterator[Finding]:
         return
     address = _read_address(folder)
     if address is None:
-        yield warning("agent", "an agent runs and serves nobody yet", "it enrols or loads models: see its log")
+        yield warning("agent", "an agent runs and does not serve yet", "it enrols or loads models: see its log")
         return
     try:
         status = read_status(address.url)
@@ -174,18 +178,18 @@ def check_agent(folder: DataFolder) -> Iterator[Finding]:
     models = ", ".join(str(model.get("version")) for model in status.get("models", ())) or "no model"
     safe, broker = status.get("safe_mode"), status.get("broker", {})
     if safe:
-        yield bad(
-            "agent", f"in safe mode: {safe}", "deploy a release that loads: the newest ended the agent when it did"
-        )
+        yield bad("agent", f"in safe mode: {safe}", "deploy a release that loads: the newest crashed the agent")
     elif status.get("statement_problem"):
         yield warning(
-            "agent", f"{models}; {status['statement_problem']}", "what is named there; it tries again by itself"
+            "agent", f"{models}; {status['statement_problem']}", "what is named there; the agent retries by itself"
         )
     else:
         yield good("agent", f"process {address.pid} serves {models} at {address.url}")
     if not broker.get("connected"):
         yield warning(
-            "session", f"no session with the broker: {broker.get('problem')}", "see broker above; it goes on alone"
+            "session",
+            f"no session with the broker: {broker.get('problem')}",
+            "see broker above; the device goes on alone",
         )
 
 

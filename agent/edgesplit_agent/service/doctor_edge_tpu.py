@@ -28,11 +28,17 @@ def check_edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = N
     where = list(_find_devices(root))
     if not where:
         if trouble is None and _has_library():
-            yield warning("accelerator", "libedgetpu is installed, and no Edge TPU is seen", "plug it in, into USB 3")
+            yield warning(
+                "accelerator", "libedgetpu is installed, and no Edge TPU is detected", "connect it to a USB 3 port"
+            )
         return
     apex = root / APEX
     if apex.exists() and not os.access(apex, os.R_OK | os.W_OK):
-        yield bad("accelerator", f"{apex} cannot be opened by us", "usermod -aG apex edgesplit-agent, start it again")
+        yield bad(
+            "accelerator",
+            f"{apex} cannot be opened by this user",
+            "usermod -aG apex edgesplit-agent, then restart the agent",
+        )
         return
     why = (trouble or delegate_problem)()
     if not why:
@@ -41,7 +47,7 @@ def check_edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = N
     yield bad(
         "accelerator",
         f"Edge TPU {where[0]}, and its delegate does not load: {why}",
-        "an agent that runs holds it: stop it and look again; else install a libedgetpu built with TensorFlow 2.16 or"
+        "a running agent may use it: stop it and check again; else install a libedgetpu built with TensorFlow 2.16 or"
         " newer (edgectl adopt --coral --coral-deb FILE)",
     )
 

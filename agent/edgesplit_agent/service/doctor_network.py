@@ -51,8 +51,8 @@ def check_server(
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        todo = "look at the network and its DNS: ip addr, getent hosts"
-        yield bad(name, f"the name {host} is not known here: {error.strerror}", todo)
+        todo = "check the network and its DNS: ip addr, getent hosts"
+        yield bad(name, f"the name {host} cannot be resolved: {error.strerror}", todo)
         return
     started = time.monotonic()
     try:
@@ -72,8 +72,8 @@ def check_server(
     except ssl.SSLCertVerificationError as error:
         yield bad(
             name,
-            f"{address} is not believed: {error.verify_message}",
-            "is the clock right, is it our controller's authority, is that its name?",
+            f"the certificate of {address} is not trusted: {error.verify_message}",
+            "check the clock, the claim's authority, and the server's name",
         )
     except OSError as error:
         yield bad(
@@ -92,7 +92,7 @@ def _check_accepted(name: str, address: str, secured: ssl.SSLSocket, now: float,
         secured.settimeout(LISTEN_S)
         try:
             if secured.recv(1) == b"":
-                yield bad(name, f"{address} hung up on us", "was this device revoked? (edgectl device list)")
+                yield bad(name, f"{address} closed the connection", "was this device revoked? (edgectl device list)")
                 return
         except TimeoutError:
             pass  # the broker waits for the first MQTT packet: the certificate was accepted
@@ -116,7 +116,7 @@ def _connected_finding(name: str, address: str, secured: ssl.SSLSocket, now: flo
     until = time.strftime("%Y-%m-%d", time.gmtime(ends))
     summary = f"{address} in {taken_ms:.0f} ms, certificate until {until}"
     if ends < now + 7 * 86_400:
-        return warning(name, summary, "its certificate ends soon: start the controller anew, it makes a new one")
+        return warning(name, summary, "its certificate expires soon: restart the controller, which makes a new one")
     return good(name, summary)
 
 

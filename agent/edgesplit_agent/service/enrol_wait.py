@@ -61,11 +61,11 @@ def discard_claim(claim_file: Path, folder: DataFolder, identity: Identity) -> N
     except (MalformedMessage, UsageError):
         claimed_device = ""
     if claimed_device not in ("", identity.device):
-        log.warning("this is %s and stays it: the claim for %s is erased", identity.device, claimed_device)
+        log.warning("already enrolled as %s: the claim for %s is deleted", identity.device, claimed_device)
     try:
         _overwrite_and_remove(claim_file)
     except OSError as error:
-        log.warning("cannot erase the claim %s, which is used up: %s", claim_file, error.strerror)
+        log.warning("cannot delete the used claim %s: %s", claim_file, error.strerror)
 
 
 def is_in_data_folder(claim_file: Path, folder: DataFolder) -> bool:

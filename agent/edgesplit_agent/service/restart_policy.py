@@ -27,12 +27,12 @@ class ProgramRun:
     since: float
     """When it was started."""
     watchdog_s: float
-    """Longest time between two signs of life; 0: none are expected."""
+    """Longest time between two watchdog notifications; 0: none are expected."""
     ready: bool = False
     """It has reported that it is ready."""
     heard: float = 0.0
-    """When its last sign of life came."""
-    told_to_stop: float = math.inf
+    """When its last watchdog notification came."""
+    stop_requested_at: float = math.inf
     """When it was first asked to end; infinity if never."""
     was_killed: bool = False
     """It was killed and needs no further deadline."""
@@ -46,7 +46,7 @@ class ProgramRun:
 
     def after_stop_request(self, now: float) -> ProgramRun:
         """The state after a request to end; the first one counts."""
-        return replace(self, told_to_stop=min(now, self.told_to_stop))
+        return replace(self, stop_requested_at=min(now, self.stop_requested_at))
 
     def after_kill(self) -> ProgramRun:
         """The state after it was killed."""
@@ -57,17 +57,21 @@ class ProgramRun:
         """When it is to be killed, unless a notification comes before; infinity for never."""
         if self.was_killed:
             return math.inf
-        if self.told_to_stop < math.inf:
-            return self.told_to_stop + STOP_S
+        if self.stop_requested_at < math.inf:
+            return self.stop_requested_at + STOP_S
         if not self.ready:
             return self.since + START_S
         return self.heard + self.watchdog_s if self.watchdog_s else math.inf
 
     def missed_deadline(self) -> str:
         """Which deadline it missed, for people."""
-        if self.told_to_stop < math.inf:
+        if self.stop_requested_at < math.inf:
             return f"did not end within {STOP_S:g} s"
-        return f"gave no sign of life for {self.watchdog_s:g} s" if self.ready else f"was not ready in {START_S:g} s"
+        return (
+            f"sent no watchdog notification for {self.watchdog_s:g} s"
+            if self.ready
+            else f"was not ready within {START_S:g} s"
+        )
 
 
 def failures_after(failures: int, ran_s: float) -> int:

@@ -140,13 +140,13 @@ class Supervisor:
         """Kill what the agent left running, and schedule its restart; the supervisor's exit code."""
         self._kill_group()  # processes that the agent started and left running, in its process group
         ran_s = monotonic() - self._run.since
-        was_requested = self._run.told_to_stop < math.inf
+        was_requested = self._run.stop_requested_at < math.inf
         self._child = None
         if self._stopping:
             return max(0, code)
         self._schedule_start(math.inf if was_requested else ran_s)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
-        log.warning("the agent ended %s after %.0f s; starting it again", how, ran_s)
+        log.warning("the agent ended %s after %.0f s; restarting it", how, ran_s)
         return 0
 
     def _schedule_start(self, ran_s: float) -> None:

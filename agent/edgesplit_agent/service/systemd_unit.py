@@ -18,13 +18,13 @@ WATCHDOG_S = 60
 seconds."""
 
 TEMPLATE = """\
-# Written by `edgesplit-agent unit`; an installation writes it anew. Changes of yours: systemctl edit edgesplit-agent
-# Options of yours: OPTIONS="--fetch-rate 2mbit" in /etc/edgesplit-agent.env
+# Written by `edgesplit-agent unit`; overwritten by each installation. Your changes: systemctl edit edgesplit-agent
+# Your options: OPTIONS="--fetch-rate 2mbit" in /etc/edgesplit-agent.env
 [Unit]
 Description=edgesplit agent
 Wants=network-online.target time-sync.target
 After=network.target time-sync.target
-# Never gives up for good: a device nobody can reach has nobody to start it again.
+# No limit on restarts: a device that cannot be reached must recover by itself.
 StartLimitIntervalSec=0
 
 [Service]
@@ -36,9 +36,9 @@ EnvironmentFile=-/etc/edgesplit-agent.env
 ExecStart={prefix}/current/bin/edgesplit-agent launch --data {data} --claim {data}/claim.json --log-format json $OPTIONS
 Restart=always
 RestartSec=5s
-# The agent proves that it lives, not a timer: see edgesplit_agent.service.watchdog.
+# The agent notifies after a check of itself, not by a timer: see edgesplit_agent.service.watchdog.
 WatchdogSec={watchdog_s}s
-# Told at once where it hangs, killed whole where it does not end by that.
+# An agent that hangs gets SIGABRT, and is killed with its processes where it does not end by that.
 WatchdogSignal=SIGABRT
 TimeoutAbortSec=10s
 TimeoutStartSec=180s
@@ -51,7 +51,7 @@ StateDirectory={state}
 StateDirectoryMode=0700
 UMask=0077
 {writable}
-# Limits of the whole, the models' workers within: the device's own work goes before.
+# Limits of the agent with its workers: other programs of the device have priority.
 CPUWeight=80
 IOWeight=80
 MemoryHigh=75%

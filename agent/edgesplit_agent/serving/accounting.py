@@ -45,4 +45,4 @@ class RequestAccounting:
                 try:
                     action()
                 except Exception:
-                    log.exception("a finished request could not be counted")
+                    log.exception("a finished request could not be recorded")

@@ -90,14 +90,14 @@ class DeviceQueue:
             wakeup.release()
 
     def wait(self, entry: QueueEntry, deadline: float) -> None:
-        """Acquire the processor until `pass_on`. Raises like `turn`."""
+        """Acquire the processor until `hand_over`. Raises like `turn`."""
         with self._lock:
             if self._holder is None:
                 self._begin(entry)
                 self._grant(entry)
                 return
             if entry.is_dropped:
-                raise Dropped("another frame of the stream took this one's place")
+                raise Dropped("replaced by another frame of its stream")
             wakeup = self._waiting[entry] = threading.Lock()
             wakeup.acquire()
         # The lock is held already, so acquiring it waits for the release by `hand_over`, `withdraw` or `_drop`.
@@ -108,7 +108,7 @@ class DeviceQueue:
                 return
             self._waiting.pop(entry, None)
         if entry.is_dropped:
-            raise Dropped("another frame of the stream took this one's place")
+            raise Dropped("replaced by another frame of its stream")
         if woken:  # without the processor and not dropped: `withdraw` released it
             raise Withdrawn
         raise DeadlineExceeded("the device's processor was not free before the deadline")
@@ -131,7 +131,7 @@ class DeviceQueue:
 
     def _begin(self, entry: QueueEntry) -> None:
         if entry.is_dropped:
-            raise Dropped("another frame of the stream took this one's place")
+            raise Dropped("replaced by another frame of its stream")
         entry.has_begun = True
 
     def _drop(self, victim: QueueEntry) -> None:

@@ -63,11 +63,11 @@ def reason_against(release: LoadedRelease, conditions: LaneConditions) -> str:
     if not conditions.allowed:
         return "lanes are switched off"
     if row is None:
-        return "the plan has several ways to answer"
+        return "the plan has several rows"
     if conditions.models != 1:
         return "several models share this device's processor"
     if conditions.row_in_use != row.name:
-        return "it was not asked yet"
+        return "it has answered no request yet"
     if conditions.traced:
         return "requests are traced"
     if conditions.watts is not None:
@@ -87,7 +87,7 @@ def _release_reason_against(release: LoadedRelease, row: Row) -> str:
     if release.input_decoders or release.passed_through:
         return "inputs are decoded, or are outputs too"
     if {compiled.slice.name for compiled in release.manifest.compiled} & set(order) or len(order) > MAX_SLICES:
-        return "its slices are watched one by one"
+        return "its slices are monitored one by one"
     return ""
 
 
@@ -152,7 +152,7 @@ class DirectAccess:
             with self._changing:
                 conditions = self.conditions(model)
                 if conditions.serving is not release:
-                    raise Busy("no lane: another release takes its place")
+                    raise Busy("no lane: the release is being replaced")
                 grant = self._open(model, release, conditions, descriptor, shared=shared)
             self.collect()
             return grant
@@ -194,7 +194,7 @@ class DirectAccess:
         measured_s = {name: seconds for name, seconds, _ in release.learned()}
         expected_s = sum(measured_s[name] for name in order) if measured_s.keys() >= set(order) else None
         if set(dataflow_of(release.manifest, order).reads) - {spec.name for spec in release.inputs}:
-            raise Busy("no lane: its slices need what no application gives")
+            raise Busy("no lane: its slices need inputs that no application sends")
 
         def on_results(results: LaneResults) -> None:
             self.accounting.defer(lambda: self._record(model, release, row, order, results))
@@ -215,7 +215,7 @@ class DirectAccess:
         """Queue the records of one batch of lane results: a report for each answer."""
         timing = Timing(dict(zip(order, results.slice_s, strict=True))) if results.slice_s else None
         runs: list[Exception | None] = [None] if results.answers else []
-        runs += [InferenceFailed("its slices failed, asked by a lane") for _ in range(results.failures)]
+        runs += [InferenceFailed("its slices failed for a request on a lane") for _ in range(results.failures)]
         self.accounting.finished(RequestRecord(model, release, None, tuple(runs), timing, is_direct=True))
         for latency_s, run_s in results.answers:
             joules, basis = self._joules(release.plan, row, latency_s, run_s)

@@ -266,7 +266,7 @@ class Engine:
         try:
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
-                raise UsageError(f"a deadline of {deadline_s} s")
+                raise UsageError(f"deadline of {deadline_s} s: more than 0, at most {LONGEST_DEADLINE_S:g}")
             request = Request(
                 request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, target,
                 options=options, began=began,
@@ -348,7 +348,7 @@ class Engine:
             else:
                 request.trace.failed(result)
         except Exception:
-            log.exception("a request's spans could not be made")
+            log.exception("the spans of a request could not be recorded")
 
     def _answer(self, request: Request) -> Answer:
         """Answer by the selected row; if the device's part fails, by a row without one, and after a lost worker once
@@ -379,7 +379,7 @@ class Engine:
             snapshot = target.snapshot()
             choice = preselected or select(snapshot, is_repeat)
             if choice is None:
-                raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
+                raise _NoRow("the plan has no fallback, and the cloud does not answer")
             if choice.row.is_local:
                 break
             reservation = target.reserve()

@@ -107,7 +107,9 @@ class Endpoint:
     def __call__(self, request: Request) -> Response:
         """Answer one request; EdgeErrors are converted into responses by the server."""
         if not is_local(request):
-            return error_response(403, "only programs on this device may ask (Host and Origin must be localhost)")
+            return error_response(
+                403, "only programs on this device may send requests (Host and Origin must be localhost)"
+            )
         try:
             match = _MODEL.fullmatch(request.path)
             if match is not None and request.path != ALL_STATS_PATH:

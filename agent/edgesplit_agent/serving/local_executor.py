@@ -41,7 +41,7 @@ class LocalExecutor:
     ) -> Live:
         """Run slices on this thread when the processor is free; returns all tensors available afterwards.
 
-        `again`: retry once if the worker process was lost. Raises DeadlineExceeded, Dropped, or the reason of the
+        `retry_lost`: retry once if the worker process was lost. Raises DeadlineExceeded, Dropped, or the reason of the
         failure.
         """
         if not slices:
@@ -70,7 +70,7 @@ class LocalExecutor:
         except WorkerLost as lost:
             if not retry_lost:
                 raise
-            log.warning("%s; once more", lost)
+            log.warning("%s; retrying once", lost)
             return request.release.run(slices, tensors, timing, until)
 
     def run_in_time(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
@@ -103,7 +103,7 @@ class LocalExecutor:
             result = results.get(timeout=max(0.0, request.left_s - self.margin_s / 2))
         except queue.Empty:
             self.queue.withdraw(request.queue_entry)
-            raise DeadlineExceeded("the device's part was not done before the deadline") from None
+            raise DeadlineExceeded("the device's part was not finished before the deadline") from None
         if isinstance(result, EdgeError):
             raise result
         if isinstance(result, Exception):

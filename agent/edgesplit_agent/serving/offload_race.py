@@ -106,7 +106,7 @@ class OffloadRace:
         def exchange() -> None:
             # Delivered if the code below raises: an arrival comes in every case, or the race would wait until its
             # deadline.
-            outcome: OffloadAnswer | OffloadFailure = OffloadFailure("link", "the thread that asked the cloud died")
+            outcome: OffloadAnswer | OffloadFailure = OffloadFailure("link", "the thread of the offload request failed")
             try:
                 with race.request.trace.offloading(race.request.id) as record_outcome:
                     outcome = target.ask(race.encoded.request, race.call, timeout_s)
@@ -116,7 +116,7 @@ class OffloadRace:
                 race.put(outcome)
 
         if not self.offload_threads.start(exchange):
-            race.put(OffloadFailure("link", "no thread is free to ask the cloud"))
+            race.put(OffloadFailure("link", "no thread is free for the offload request"))
 
     def _schedule(self, race: RaceState, conditions: Conditions, target: OffloadTarget) -> None:
         """Set the race's timers: when the target counts as slow and as overdue, and when the local tail may or must
@@ -217,13 +217,13 @@ class OffloadRace:
         if race.hedged:
             self.budget.count(hedges=1)
         if not self.tail_threads.start(lambda: self._run_tail(race)):
-            race.put(TailFailed(Busy("no thread is free to finish it here")))
+            race.put(TailFailed(Busy("no thread is free for the local tail")))
 
     def _run_tail(self, race: RaceState) -> None:
         """Body of the tail thread: run the remaining slices one by one until the race is over."""
         live: Mapping[str, Tensor] = race.live
         timing = Timing()
-        error: EdgeError = InferenceFailed("the thread that finished it here died")
+        error: EdgeError = InferenceFailed("the thread of the local tail failed")
         done = False
         try:
             for name in race.tail or ():
@@ -284,7 +284,7 @@ class OffloadRace:
             self._cancel_offload(race, target)
         if race.tail_state == "none":
             return DeadlineExceeded("the cloud did not answer before the deadline, and the plan has no fallback")
-        return DeadlineExceeded("neither the cloud nor the device was done before the deadline")
+        return DeadlineExceeded("neither the cloud nor the device finished before the deadline")
 
 
 def _both_failed(race: RaceState) -> EdgeError:
@@ -309,7 +309,7 @@ def build_answer(
     outputs = {**live, **(remote.outputs if remote else {})}
     missing = [spec.name for spec in request.release.outputs if spec.name not in outputs]
     if missing:
-        raise InferenceFailed(f"no output {missing[0]!r} came of the row {prediction.row.name!r}")
+        raise InferenceFailed(f"the row {prediction.row.name!r} returned no output {missing[0]!r}")
     if request.left_s <= 0:
         raise DeadlineExceeded("the answer was ready only after the deadline")
     wanted = {spec.name: outputs[spec.name] for spec in request.release.outputs}

@@ -47,7 +47,7 @@ class RaceState:
     """State of one offloaded request, from sending to its answer.
 
     Times are perf_counter values; a timer that has fired, or will not fire, is infinite. The requesting thread alone
-    changes the timers and `tail_state`; the offload thread and the tail thread only `put` arrivals and read `over`.
+    changes the timers and `tail_state`; the offload thread and the tail thread only `put` arrivals and read `is_over`.
     """
 
     request: Request

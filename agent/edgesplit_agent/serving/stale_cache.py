@@ -57,7 +57,7 @@ class StaleAnswerCache:
                 self._answers.popitem(last=False)
 
     def get(self, stream: Stream, now: float, max_age_s: float) -> Answer | None:
-        """The cached answer, marked as stale with its age, if it is no older than `oldest_s`; else None."""
+        """The cached answer, marked as stale with its age, if it is no older than `max_age_s`; else None."""
         with self._lock:
             cached = self._answers.get(stream)
             if cached is None or now - cached.at > max_age_s:

@@ -152,7 +152,7 @@ class DataFolder:
             try:
                 remove_partial_files(folder)
             except OSError as error:
-                log.warning("cannot tidy up %s: %s", folder, error.strerror)
+                log.warning("cannot remove partial files from %s: %s", folder, error.strerror)
 
     def release(self) -> None:
         """Remove `agent.json` and give the lock back."""
@@ -227,11 +227,11 @@ class DataFolder:
             log.warning("%s cannot be read: %s", path, error.strerror)
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("%s cannot be read and is moved aside: %s", path, error)
+            log.warning("%s cannot be parsed and is renamed to *.corrupt: %s", path, error)
             try:
                 os.replace(path, path.with_name(path.name + ".corrupt"))
             except OSError as stuck:
-                log.warning("%s cannot be moved: %s", path, stuck.strerror)
+                log.warning("%s cannot be renamed: %s", path, stuck.strerror)
             return None
 
 

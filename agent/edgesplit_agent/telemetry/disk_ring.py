@@ -259,7 +259,7 @@ class DiskRing:
                 sync_folder(self._folder)
         except OSError as error:
             if not self._failing:
-                log.warning("telemetry cannot be kept for later: %s", error.strerror)
+                log.warning("telemetry cannot be stored on disk: %s", error.strerror)
             self._failing = True
             return False
         self._failing = False

@@ -147,7 +147,7 @@ def measured_slices(release: LoadedRelease) -> tuple[SliceSeconds, ...]:
 
 
 def quantile(values: list[float], ratio: float) -> float:
-    """The smallest value that at least a ratio `part` of all values does not exceed; 0 without values."""
+    """The smallest value that at least the fraction `ratio` of all values does not exceed; 0 without values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(ratio * len(ranked)))] if ranked else 0.0
 
@@ -171,7 +171,7 @@ def build_telemetry(
 
 
 def shorten_to_fit(whole: Telemetry, max_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
-    """The message within `most_bytes`: without the phases of as many models as necessary, those with the fewest
+    """The message within `max_bytes`: without the phases of as many models as necessary, those with the fewest
     requests first, then without part of the health records."""
     excess = len(messages.encode(whole)) - max_bytes
     windows = list(whole.models)

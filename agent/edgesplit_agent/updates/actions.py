@@ -103,7 +103,7 @@ class DeviceUpdateActions:
 
     def accept_statement(self, raw: bytes) -> Statement:
         """Refresh the metadata and verify the statement. An accepted statement is stored for the next start and
-        returned; TrustError where it must not be believed."""
+        returned; TrustError where it must not be trusted."""
         return self._assignment.accept(raw, self._connected_uplink.metadata.fetch)
 
     def apply_bundle_at(

@@ -40,7 +40,7 @@ class Assignment:
 
     def accept(self, raw: bytes, fetch: Fetch, *, from_bundle: bool = False) -> Statement:
         """Verify the statement by fresh metadata, store it for the next start and adopt it; TrustError where it must
-        not be believed."""
+        not be trusted."""
         statement = self.manifests.verify_statement(raw, fetch)
         self.is_from_bundle = from_bundle
         was_in_safe_mode = self.activation.current.safe_mode is not None
@@ -48,7 +48,7 @@ class Assignment:
         self.version_manager.on_statement(statement.counter)
         self._adopt(statement)
         if was_in_safe_mode and self.activation.current.safe_mode is None:
-            log.warning("safe mode ends: the controller has said something new")
+            log.warning("safe mode ends: a new statement was accepted")
         return statement
 
     def restore(self) -> Statement | None:

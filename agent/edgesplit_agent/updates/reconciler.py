@@ -2,7 +2,7 @@
 out.
 
 `next_step(want, have, now)` is the whole policy. A failed step becomes a fact in the next `have`: after a lost link the
-step is retried with a jittered back-off, a release that must not be believed is never retried under the same statement,
+step is retried with a jittered back-off, a release that must not be trusted is never retried under the same statement,
 and every other model goes on meanwhile. A newer statement supersedes an older one in any state.
 
 A release runs until its successor is staged, verified and has answered its golden inputs. The successor runs on trial,
@@ -422,7 +422,7 @@ class UpdateActions(Protocol):
     """Carries out the steps. Each method raises an EdgeError, or an OSError for a disk error, when it fails."""
 
     def accept_statement(self, raw: bytes) -> Statement:
-        """Verify the statement, store and return it; TrustError where it must not be believed."""
+        """Verify the statement, store and return it; TrustError where it must not be trusted."""
         ...
 
     def apply_bundle_at(
@@ -798,11 +798,11 @@ class Reconciler:
         self._update_state(bundle=step.path if is_retried else "", bundle_retry_at=retry_at)
 
     def _on_statement_failed(self, step: AcceptStatement, error: Exception, now: float, jitter: float) -> None:
-        """A statement that must not be believed is dropped; one that could not be verified or stored at present is
+        """A statement that must not be trusted is dropped; one that could not be verified or stored at present is
         retried."""
         if self._have.offer != step.raw:
             return
-        trouble = f"the newest statement is not obeyed: {error}"
+        trouble = f"the newest statement is not applied: {error}"
         if is_final(error):
             self._update_state(offer=None, offer_trouble=trouble, reported=False)
             return

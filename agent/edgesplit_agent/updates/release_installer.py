@@ -159,7 +159,9 @@ class ReleaseInstaller:
             )  # fmt: skip
         except TrustError as error:
             if assembly.missing():
-                raise LinkError(f"release {release[:12]} was spoilt on disk: it is completed again") from error
+                raise LinkError(
+                    f"release {release[:12]} was corrupt on disk: its damaged chunks are fetched again"
+                ) from error
             raise
         if keys := self.assignment.gateway_keys(release, verified.manifest):
             write_keys(self.folder.releases / release, keys)

@@ -85,7 +85,7 @@ class ReleaseLoader:
         """A loose chunk by its digest; LinkError where it is missing."""
         data = self.store.get(sha256)
         if data is None:
-            raise LinkError(f"chunk {sha256[:12]} has gone again")
+            raise LinkError(f"chunk {sha256[:12]} is missing on disk")
         return data
 
     def _drift(self, active: LoadedRelease, answers: Sequence[Mapping[str, Tensor]]) -> Drift | None:
@@ -104,7 +104,7 @@ class ReleaseLoader:
                 drifts.append(drift_of({output.name: outputs[output.name] for output in serving.outputs}, after))
             return worst_drift(drift for drift in drifts if drift is not None)
         except EdgeError as error:
-            log.info("%s: the drift from release %s is not known: %s", active.model, serving.digest[:12], error)
+            log.info("%s: the drift from release %s cannot be measured: %s", active.model, serving.digest[:12], error)
             return None
         finally:
             serving.end_lease()

@@ -67,7 +67,7 @@ class TrialController:
             if self._try_serve(model, stored.running) or not stored.trial:
                 continue
             without_trial = slots.without_trial(self.activation.current, model)
-            self.activation.update_best_effort(without_trial, "what was on trial is spoilt")
+            self.activation.update_best_effort(without_trial, "the release on trial is corrupt on disk")
             if stored.committed:
                 self._try_serve(model, stored.committed)
         self.loader.stop_spinning()
@@ -122,7 +122,7 @@ class TrialController:
 
     def _record_load_finished(self, release: str) -> None:
         finished = slots.with_load_finished(self.activation.current, release)
-        self.activation.update_best_effort(finished, "this try stays counted")
+        self.activation.update_best_effort(finished, "this attempt stays counted")
 
     def activate(self, model: str, release: str) -> None:
         """Activate by one rename of `current.json`, then let the engine serve the release. The release that ran before
@@ -165,7 +165,7 @@ class TrialController:
         if model == AGENT_MODEL:
             return self.version_manager.roll_back(reason)
         stored = self.activation.current.models[model]
-        log.error("%s goes back from release %s: %s", model, stored.trial[:12], reason)
+        log.error("%s rolls back from release %s: %s", model, stored.trial[:12], reason)
         serving = self.engine.serving.get(model)
         is_already_back = serving is not None and serving.digest == stored.committed
         if not is_already_back and not (stored.committed and self._try_serve(model, stored.committed)):

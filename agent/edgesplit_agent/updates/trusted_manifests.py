@@ -39,7 +39,7 @@ class TrustedManifests:
         self._manifests: dict[str, VerifiedManifest] = {}
 
     def verify_statement(self, raw: bytes, fetch: Fetch) -> Statement:
-        """Refresh the metadata and verify the statement; TrustError where it must not be believed."""
+        """Refresh the metadata and verify the statement; TrustError where it must not be trusted."""
         self._trust.refresh(fetch)
         return self._trust.verify_statement(raw, self._device, for_install=True)
 

@@ -130,7 +130,7 @@ class WorkerServer:
         elif isinstance(message, ipc.PrepareLanes):
             self._lanes.connect_agent(files)
         else:
-            raise MalformedMessage("more room for nothing")
+            raise MalformedMessage("an output buffer that was not requested")
 
     def _answer(self, number: int, action: Callable[[], ipc.RunResult | ipc.Opened]) -> None:
         """Send the result of `action`, or the failure that it raised: everything short of the end of this process."""
@@ -223,7 +223,7 @@ class WorkerServer:
             live = run_slices(self._programs, order, tensors, timing)
         for name in wants:
             if name not in live:
-                raise InferenceFailed(f"no tensor {name!r} came of {', '.join(order)}")
+                raise InferenceFailed(f"the slices {', '.join(order)} returned no tensor {name!r}")
         return live
 
     def _run_for_lane(

@@ -131,7 +131,7 @@ class Worker:
 
     def load(self, slices: Mapping[str, tuple[Slice, SliceSource | None]]) -> None:
         """Send the files of all slices. ModelRefused for a slice whose description is too long; WorkerLost."""
-        self._start_task("was handed the model's files", self._bounds.start_s)
+        self._start_task("received the model's files", self._bounds.start_s)
         try:
             self.lanes.connect_worker(self._channel)
         except OSError as error:
@@ -146,7 +146,7 @@ class Worker:
             except MalformedMessage as error:
                 raise ModelRefused(f"slice {slice_.name} has too many tensors: {error}") from error
             except OSError as error:
-                self._finish("takes no files" if isinstance(error, TimeoutError) else "")
+                self._finish("did not accept the model's files" if isinstance(error, TimeoutError) else "")
                 raise WorkerLost(f"the model's worker process {self.end_reason}") from error
 
     def open(self, request: ipc.OpenSlices, file_bytes: int) -> ipc.Opened:
@@ -162,12 +162,12 @@ class Worker:
                 except TimeoutError:
                     self.check(0.0)
         except (OSError, EOFError, MalformedMessage) as error:
-            self._finish(f"spoke nonsense: {error}" if isinstance(error, MalformedMessage) else "")
+            self._finish(f"violated the protocol: {error}" if isinstance(error, MalformedMessage) else "")
             raise WorkerLost(f"the model's worker process {self.end_reason}") from error
         finally:
             self._task = None
         if not isinstance(answer, (ipc.Opened, ipc.Failed)):
-            self._finish("spoke nonsense: it has opened nothing")
+            self._finish("violated the protocol: it opened nothing")
             raise WorkerLost(f"the model's worker process {self.end_reason}")
         return _check_opened(answer)
 
@@ -259,7 +259,7 @@ class Worker:
     def run(self, job: SliceRun, flow: Dataflow, timing: Timing) -> dict[str, Tensor]:
         """The job's tensors and its outputs, as `Host.run`; Busy where there is no shared memory for them."""
         if not self._request_lock.acquire(timeout=_timeout_s(job.deadline)):
-            raise DeadlineExceeded("the model's worker was at something else until the deadline")
+            raise DeadlineExceeded("the model's worker was busy until the deadline")
         try:
             self._await_pending(job.deadline)
             return self._run(job, flow, timing)
@@ -281,7 +281,7 @@ class Worker:
             elif isinstance(answer, (ipc.RunResult, ipc.Failed)) and answer.number == self._pending.number:
                 self._pending = None
             else:
-                raise MalformedMessage("an answer to nothing that was asked")
+                raise MalformedMessage("an answer to no request")
 
     def _run(self, job: SliceRun, flow: Dataflow, timing: Timing) -> dict[str, Tensor]:
         """One run; the caller holds the lock. The pending run stays set if the caller gives up."""
@@ -303,7 +303,7 @@ class Worker:
             self._pending.keep_alive.append(block)
             answer = self._channel.receive(_timeout_s(job.deadline))
         if not isinstance(answer, (ipc.RunResult, ipc.Failed)) or answer.number != request.number:
-            raise MalformedMessage(f"{type(answer).__name__} in place of an answer")
+            raise MalformedMessage(f"{type(answer).__name__} instead of an answer")
         self._pending = None
         if isinstance(answer, ipc.Failed):
             # Only slices that decode frames can find fault with the application's input.
@@ -352,7 +352,7 @@ class Worker:
     def _worker_lost(self, error: Exception) -> WorkerLost:
         """The error for a worker that ended or broke the protocol; kills it."""
         if isinstance(error, MalformedMessage):
-            self.kill(f"spoke nonsense: {error}")
+            self.kill(f"violated the protocol: {error}")
         else:
             self.kill("")
         self._ended.wait(EXIT_TIMEOUT_S)
@@ -375,7 +375,7 @@ def record_times(answer: ipc.RunResult, job: SliceRun, timing: Timing) -> None:
     """Record the durations that the worker reports. MalformedMessage where they are implausible."""
     known = {name: seconds for name, seconds in answer.seconds.items() if name in job.order}
     if len(known) != len(answer.seconds) or not all(0 <= duration < FOREVER_S for duration in known.values()):
-        raise MalformedMessage("it says it took times that cannot be")
+        raise MalformedMessage("it reports impossible run times")
     timing.seconds.update(known)
     timing.overruns += min(answer.late, len(job.order))
 
@@ -388,11 +388,11 @@ def read_outputs(
     outputs: dict[str, Tensor] = {}
     for ref in refs:
         if ref.segment != buffer.segment:
-            raise MalformedMessage(f"the tensor {ref.name[:80]!r} does not lie where it should")
+            raise MalformedMessage(f"the tensor {ref.name[:80]!r} lies outside of its buffer")
         tensor = read_tensor(ref, memory, buffer.offset)
         outputs[ref.name] = tensor.copy() if tensor.nbytes < COPY_BELOW else tensor
     if len(refs) != len(wants) or outputs.keys() != set(wants):
-        raise MalformedMessage("it gives other tensors than it was asked for")
+        raise MalformedMessage("it returned other tensors than requested")
     return outputs
 
 

@@ -20,7 +20,7 @@ MAX_MERGES = 4
 
 
 def merges_of(manifest: Manifest, plan: Plan, max_bytes: int) -> tuple[MergeSpec, ...]:
-    """The merges worth opening for the plan's rows, all-local first; their files hold at most `most_bytes` together."""
+    """The merges worth opening for the plan's rows, all-local first; their files hold at most `max_bytes` together."""
     onnx = {slice_.name for slice_ in manifest.slices if slice_.format == "onnx"}
     merges: dict[MergeSpec, None] = {}
     held_bytes = 0
@@ -91,7 +91,7 @@ def run_steps(
     timing: Timing,
     shares: Mapping[str, float],
 ) -> dict[str, Tensor]:
-    """Run the steps; all tensors available afterwards. See `runtime.execute`.
+    """Run the steps; all tensors available afterwards. See `runtime.run_slices`.
 
     The seconds of a merged session are divided among its slices in proportion to `shares`.
     """

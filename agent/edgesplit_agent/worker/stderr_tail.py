@@ -58,4 +58,4 @@ class StderrTail:
         if self._lines <= MAX_LINES:
             log.warning("%s: %s", self._name, line)
         if self._lines == MAX_LINES:
-            log.warning("%s: says too much, the rest is not logged", self._name)
+            log.warning("%s: too much output, the rest is not logged", self._name)

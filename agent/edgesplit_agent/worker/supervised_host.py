@@ -45,7 +45,7 @@ MAX_ACCELERATOR_LOSSES = 2
 ACCELERATOR_PAUSE_S = 600.0
 """Seconds after which an accelerator that was given up, or failed in a run, is tried again."""
 SliceSources = dict[str, tuple[Slice, SliceSource | None]]
-RETRIES_ACCELERATOR = "made room for one that tries its accelerator again"
+RETRIES_ACCELERATOR = "was replaced by one that tries its accelerator again"
 """End reason of a worker that is replaced to try its accelerator again."""
 OnWorkerLost = Callable[[str, Exception], None]
 """Callback for each lost worker: release digest and error."""
@@ -94,8 +94,8 @@ class _WorkerSupervisor:
                     self._watch()
                     self._start_next()
         except Exception as error:  # a fault of this module: report it, or requests would wait for a worker for ever
-            log.exception("the worker of release %s is not kept any more", self.release.digest[:12])
-            self._publish(refused=EdgeError(f"its worker is not kept any more: {error}"))
+            log.exception("the supervision of the worker of release %s failed", self.release.digest[:12])
+            self._publish(refused=EdgeError(f"the supervision of its worker failed: {error}"))
         finally:
             self._publish(worker=None)
 
@@ -158,7 +158,7 @@ class _WorkerSupervisor:
         try:
             self.on_lost(self.release.digest, WorkerLost(f"the model's worker process {why}"))
         except Exception:
-            log.exception("nobody could be told of a lost worker")
+            log.exception("the callback for a lost worker failed")
 
     def _start_worker(self) -> Worker:
         """A worker with all slices open. The files are verified now; encrypted slices are decrypted into memory."""
@@ -174,7 +174,7 @@ class _WorkerSupervisor:
             opened = self._open(worker, slices, needed, setup)
         except BaseException:  # nothing else watches this worker yet: end it here
             if worker is not None:
-                worker.kill("could not begin")
+                worker.kill("could not be started")
                 while worker.check():
                     pass
                 worker.dispose()
@@ -200,7 +200,9 @@ class _WorkerSupervisor:
         opened = worker.open(self._open_message(needed, setup), self._file_bytes(slices))
         # The worker's claim is checked: every slice of the plan's rows is open, and none that it was not given.
         if not needed.rows <= set(opened.slices) <= set(slices):
-            raise WorkerLost("the model's worker process spoke nonsense: it opened other slices than it was given")
+            raise WorkerLost(
+                "the model's worker process violated the protocol: it opened other slices than it was given"
+            )
         return opened
 
     def _open_message(self, needed: NeededSlices, setup: EngineOptions) -> OpenSlices:
@@ -366,7 +368,7 @@ class SupervisedHost:
         }  # fmt: skip
 
     def _await_worker(self, deadline: float | None) -> Worker:
-        """The current worker, waiting for the next one if need be; `until` None: without a deadline."""
+        """The current worker, waiting for the next one if need be; `deadline` None: without one."""
         supervisor = self._supervisor
         worker = supervisor.worker
         if worker is not None and not worker.has_ended:

@@ -52,7 +52,7 @@ def packed_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], buffer: SharedBuffer, memory: Memory) -> tuple[SharedTensor, ...]:
-    """Write the tensors into `memory`, the memory of buffer `room`, which must be large enough; return their
+    """Write the tensors into `memory`, the memory of buffer `buffer`, which must be large enough; return their
     references."""
     placed, at = [], 0
     for name, tensor in tensors.items():
@@ -66,20 +66,20 @@ def write_tensors(tensors: Mapping[str, Tensor], buffer: SharedBuffer, memory: M
 
 
 def read_tensor(ref: SharedTensor, memory: Memory, base_offset: int = 0) -> Tensor:
-    """The referenced tensor, in place and read-only (text is copied), from `memory`, which starts at offset `begins`.
+    """The referenced tensor, in place and read-only (text is copied), from `memory`, which starts at `base_offset`.
 
     MalformedMessage where the reference exceeds the memory or contradicts its shape.
     """
     at = ref.offset - base_offset
     if at < 0 or at + ref.bytes > len(memory) or ref.offset % IN_PLACE_ALIGN:
-        raise MalformedMessage(f"the tensor {ref.name[:80]!r} does not lie where it should")
+        raise MalformedMessage(f"the tensor {ref.name[:80]!r} lies outside of its buffer")
     raw = memory[at : at + ref.bytes]
     count = math.prod(ref.shape)
     if ref.datatype == "BYTES":
         return _read_text(ref, raw.tobytes(), count)
     dtype = oip.DTYPES.get(ref.datatype)
     if dtype is None or count * dtype.itemsize != ref.bytes:
-        raise MalformedMessage(f"the tensor {ref.name[:80]!r} is not what its shape says")
+        raise MalformedMessage(f"the tensor {ref.name[:80]!r} does not have the size of its shape")
     tensor = raw.view(dtype).reshape(ref.shape)
     tensor.flags.writeable = False
     return tensor
@@ -89,13 +89,13 @@ def _read_text(ref: SharedTensor, raw: bytes, count: int) -> Tensor:
     elements: list[bytes] = []
     at = 0
     if count * _LENGTH.size > len(raw):
-        raise MalformedMessage(f"the text {ref.name[:80]!r} is not what its shape says")
+        raise MalformedMessage(f"the text {ref.name[:80]!r} does not have the size of its shape")
     while len(elements) < count and at + _LENGTH.size <= len(raw):
         size = _LENGTH.unpack_from(raw, at)[0]
         at += _LENGTH.size + size
         elements.append(raw[at - size : at])
     if len(elements) != count or at != len(raw):
-        raise MalformedMessage(f"the text {ref.name[:80]!r} is not what its shape says")
+        raise MalformedMessage(f"the text {ref.name[:80]!r} does not have the size of its shape")
     array = np.empty(count, object)
     array[:] = elements
     return array.reshape(ref.shape)

@@ -93,7 +93,7 @@ def watchdog_verdict(task: Task | None, stats: ProcessStats, cpu_before_s: float
     seconds = now - task.since
     is_busy = stats.cpu_s - cpu_before_s >= task.limit_s / 2
     if is_busy or seconds >= STARVED_FACTOR * task.limit_s:
-        return f"did not come to an end: it {task.description} for {seconds:.1f} s"
+        return f"exceeded its time limit: it {task.description} for {seconds:.1f} s"
     return ""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from edgesplit.mqtt.telemetry import DeviceTime
 
-Verdict = Literal["new", "earlier", "again", "older session"]
+Verdict = Literal["new", "out of order", "duplicate", "older session"]
 State = Literal["online", "stale", "offline", "revoked", "claimed"]
 MIN_PLAUSIBLE_TIME = 1_735_689_600.0
 """Unix time of 2025-01-01: a device clock that shows less was never set."""
@@ -58,9 +58,9 @@ def after_telemetry(
     if session > previous.session:  # telemetry overtook the birth message of its session
         previous = SequenceState(session=session)
     if is_stored or sequence == previous.sequence:
-        return replace(previous, again=previous.again + 1), "again"
+        return replace(previous, again=previous.again + 1), "duplicate"
     if sequence < previous.sequence:
-        return replace(previous, earlier=previous.earlier + 1, missing=max(0, previous.missing - 1)), "earlier"
+        return replace(previous, earlier=previous.earlier + 1, missing=max(0, previous.missing - 1)), "out of order"
     return replace(previous, sequence=sequence, missing=previous.missing + sequence - previous.sequence - 1), "new"
 
 
@@ -72,9 +72,9 @@ def after_report(previous: SequenceState, session: int, number: int) -> tuple[Se
     if session > previous.session:
         previous = SequenceState(session=session)
     if number and number == previous.report:
-        return previous, "again"
+        return previous, "duplicate"
     if number < previous.report:
-        return previous, "earlier"
+        return previous, "out of order"
     return replace(previous, report=number), "new"
 
 

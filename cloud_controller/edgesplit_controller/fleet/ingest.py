@@ -146,7 +146,7 @@ class _IngestBatch:
         row.agent, row.emulated, row.simulated = birth.agent_version[:40], birth.emulated, birth.simulated
         if fresh:
             row.born_at, row.unresponsive_since = self._now, None
-        return "new" if fresh else "again"
+        return "new" if fresh else "duplicate"
 
     def _death(self, device: Device, death: Death) -> str:
         if death.session < device.session:
@@ -157,7 +157,7 @@ class _IngestBatch:
         device.alive, device.session = False, death.session
         if was_alive:
             self._sequence_row(device).died_at = self._now
-        return "new" if was_alive else "again"
+        return "new" if was_alive else "duplicate"
 
     def _report(self, device: Device, report: Reported) -> str:
         row = self._sequence_row(device)
@@ -166,7 +166,7 @@ class _IngestBatch:
             verdict = "older session"
         _update_row(row, sequence_state)
         # A retained report is repeated at each connection: also a repeated one shows the device's statement.
-        if device.restored is not None and verdict in ("new", "again"):
+        if device.restored is not None and verdict in ("new", "duplicate"):
             restore_check.check_restored(self._session, device, report.statement_counter, self._now)
         if verdict != "new":
             return verdict
@@ -202,11 +202,11 @@ class _IngestBatch:
         if message.session < device.session:
             verdict = "older session"
         _update_row(row, sequence_state)
-        if verdict in ("older session", "again"):
+        if verdict in ("older session", "duplicate"):
             return verdict
         self._store(device.name, message, self._now, late=False, dated="now", result=result)
         # Reordered telemetry belongs to the history; the device's present state comes from newer messages.
-        if verdict == "earlier":
+        if verdict == "out of order":
             return verdict
         result.newest[device.name] = (message.session, message.sequence)
         device.telemetry = {"at": self._now, **msgspec.to_builtins(message)}

@@ -74,7 +74,7 @@ class Batcher:
         half = None if model is None else model.half
         if half is not None and half.is_measured and half.run_times.max_batch == 1:
             # The sender then runs requests of this kind itself and does not ask again.
-            raise ipc.Alone("nothing is gained by company here")
+            raise ipc.Alone("batching does not pay here")
         deadline = None if request.left_s is None else monotonic() + request.left_s
         tensors = ipc.decode_tensors(request.tensors, body)
         if half is None or not half.is_loaded:
@@ -137,7 +137,7 @@ class _PeerLink:
             for message, body in self._link.received():
                 self._on_message(message, body)
         except MalformedMessage as error:
-            log.error("a serving process spoke nonsense: %s", error)
+            log.error("a serving process violated the protocol: %s", error)
             self._link.close()
         self._flush()
 

@@ -110,7 +110,7 @@ def decode_tensors(headers: Sequence[TensorHeader], body: memoryview) -> dict[st
     for description in headers:
         dtype = oip.DTYPES.get(description.datatype)
         if dtype is None or dtype.hasobject or min(description.shape, default=0) < 0:
-            raise MalformedMessage(f"tensor {description.name[:80]!r} does not travel")
+            raise MalformedMessage(f"tensor {description.name[:80]!r} cannot be sent")
         end = begin + math.prod(description.shape) * dtype.itemsize
         if end > len(body):
             raise MalformedMessage(f"tensor {description.name[:80]!r} is cut short")
@@ -231,7 +231,7 @@ class Link:
                 yield None
                 continue
             if not count_received:
-                raise LinkError("the other process has gone")
+                raise LinkError("the other process has ended")
             if large:
                 filled += count_received
             else:

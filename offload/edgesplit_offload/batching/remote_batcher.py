@@ -69,7 +69,7 @@ class BatcherLink:
                 self._last_message_at = monotonic()
                 self._on_message(message, body)
         except MalformedMessage as error:
-            log.error("the process that gathers spoke nonsense: %s", error)
+            log.error("the batcher violated the protocol: %s", error)
             self._link.close()
         self._flush()
 
@@ -91,7 +91,7 @@ class BatcherLink:
         # A hung batcher: nothing received for `silent_s` and for several of its longest runs, although requests wait.
         # Closing the link makes all of them run in this process.
         if self._waiting and now - self._last_message_at > max(self._routes.silent_s, longest_s):
-            log.warning("the process that gathers %s says nothing: its requests run here", self._kind[:12])
+            log.warning("the batcher of %s does not respond: its requests run here", self._kind[:12])
             self._routes.pause(self._kind)
             self._link.close()
         self._link.check_progress(now)

@@ -173,7 +173,7 @@ class HttpConnection:
                 owner.begin(parsed.length)
                 self._counted_bytes = parsed.length
             elif self._transport.send([CONTINUE]):
-                raise PeerClosed("it has not read its last answer")
+                raise PeerClosed("the peer does not read its last answer")
         self._step = self._await_response
         assert self._routed is not None
         head, _, path, query, _ = self._routed

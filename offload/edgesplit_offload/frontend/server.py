@@ -122,9 +122,9 @@ class HttpServer:
         """Count a request with a body of `length` bytes as running until `end`. Raises PeerClosed once the server has
         drained, and Refused (503) while the bodies in memory exceed their limit."""
         if self._is_drained:
-            raise PeerClosed("the server ends")
+            raise PeerClosed("the server is stopping")
         if self._body_bytes and self._body_bytes + length > LIMITS.http_bodies_bytes:
-            raise Refused(503, f"requests of {self._body_bytes} bytes are being received or answered: come back later")
+            raise Refused(503, f"requests of {self._body_bytes} bytes are being received or answered: retry later")
         self._running += 1
         self._body_bytes += length
 
@@ -173,8 +173,8 @@ class HttpServer:
 
     def _admit(self, sock: socket.socket) -> None:
         if self.is_stopping or len(self._connections) >= self._max_connections:
-            why = "the server ends" if self.is_stopping else "too many connections"
-            log.warning("%s, at most %d: turned one away", why, self._max_connections)
+            why = "the server is stopping" if self.is_stopping else "too many connections"
+            log.warning("%s, at most %d: rejected one", why, self._max_connections)
             reject(sock, why, with_response=self._tls is None)
             self._on_closed()
             return

@@ -153,9 +153,9 @@ class NextTier:
             durations = self._durations.get(far.name, Durations())
         wait_s = timeout_s(request.left_s, durations)
         if wait_s <= 0:
-            return OffloadFailure("timeout", "no time left to ask")
+            return OffloadFailure("timeout", "no time left for the next tier")
         if not self._is_allowed():
-            return OffloadFailure("open", "it did not answer lately")
+            return OffloadFailure("open", "its circuit breaker is open")
         body = pool.encode_offload_request(
             far.name, request.id, boundary_codecs.encode_tensors(sends, far.row.codecs), far.outputs,
             left_s=wait_s, coding="zstd" if far.row.compress else "",
@@ -191,14 +191,14 @@ class NextTier:
         """Forward the whole request to the next tier and return its response. Raises Busy, LinkError or
         DeadlineExceeded."""
         if not self._is_allowed():
-            raise Busy("this gateway has not the release, and the next tier did not answer lately")
+            raise Busy("this gateway does not have the release, and the next tier's circuit breaker is open")
         wait_s = DEFAULT_TIMEOUT_S if left_s is None else left_s
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         call_next = partial(self._client.relay, quote(request.path), headers, request.body, timeout_s=wait_s)
         outcome = self._exchange(call_next, wait_s, request.is_closed)
         if isinstance(outcome, OffloadFailure):
             kind = DeadlineExceeded if outcome.cause == "timeout" else LinkError
-            raise kind(f"this gateway has not the release, and the next tier did not answer: {outcome.text}")
+            raise kind(f"this gateway does not have the release, and the next tier did not answer: {outcome.text}")
         back = {name: outcome.headers[name] for name in _RESPONSE_HEADERS if name in outcome.headers}
         return Response(outcome.status, {**back, **_hop_headers(outcome)}, [outcome.body])
 
@@ -232,7 +232,7 @@ class NextTier:
                     return future.result(min(left_s, CLIENT_CHECK_S))
                 except NotYet:
                     if is_gone():
-                        raise LinkError("the client has gone") from None
+                        raise LinkError("the client has disconnected") from None
             return OffloadFailure("timeout", f"no answer within {wait_s:.2f} s", wait_s)
         finally:
             if not future.done():
@@ -258,7 +258,7 @@ class NextTier:
                 if isinstance(result, OffloadFailure):
                     self._breaker = self._breaker.after_failure(monotonic(), random.random(), probe=True)
                 else:
-                    log.warning("the next tier is there again, trying it")
+                    log.warning("the probe succeeded, the next tier is on trial")
                     self._breaker = self._breaker.after_probe(monotonic())
         finally:
             with self._lock:

@@ -101,7 +101,7 @@ class Management:
     def _load(self, request: Request, groups: Mapping[str, str]) -> Response:
         parameters = _parse_object(request).get("parameters") or {}
         if not isinstance(parameters, dict) or parameters.keys() - {"unload_dependents"}:
-            raise UsageError("a model is a release's, as it was signed: no configuration or files can be given to it")
+            raise UsageError("a model is part of a signed release: its configuration and files cannot be replaced")
         return self._ask_all(request, LOAD, groups["model"])
 
     def _unload(self, request: Request, groups: Mapping[str, str]) -> Response:
@@ -160,14 +160,14 @@ class Management:
 
     def _regions(self, _: Request, groups: Mapping[str, str]) -> Response:
         if "region" in groups:
-            raise NotFound(f"no shared memory region {groups['region'][:80]!r} is registered: there is none here")
+            raise NotFound(f"no shared memory region {groups['region'][:80]!r} is registered: this server has none")
         return json_response(200, [])
 
     def _register(self, _: Request, groups: Mapping[str, str]) -> Response:
         raise UsageError(
-            f"{groups['kind']} shared memory is not taken: clients of this server are on other machines. Send"
+            f"{groups['kind']} shared memory is not supported: clients of this server are on other machines. Send"
             " tensors as"
-            " binary data; the agent on a device takes shared memory"
+            " binary data; the agent on a device supports shared memory"
         )
 
     def _unregister(self, _: Request, __: Mapping[str, str]) -> Response:
@@ -176,7 +176,7 @@ class Management:
 
     def _refusal(self, request: Request) -> Response | None:
         if self._mutual and request.peer != OPERATOR:
-            return error_response(403, f"only a client with the certificate of {OPERATOR!r} may change something here")
+            return error_response(403, f"only a client with the certificate of {OPERATOR!r} may make changes here")
         return None
 
 

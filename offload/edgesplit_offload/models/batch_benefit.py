@@ -193,7 +193,7 @@ class BackgroundMeasurements:
             except EdgeError as error:
                 log.info("requests run one at a time: %s", error)
             except Exception:
-                log.exception("requests run one at a time: sharing runs could not be tried")
+                log.exception("requests run one at a time: batching could not be measured")
 
 
 CLOCKS: Mapping[bool, Callable[[], float]] = {True: thread_time, False: perf_counter}

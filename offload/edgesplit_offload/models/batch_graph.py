@@ -136,7 +136,7 @@ def _batched_target(tensor: list[Field]) -> bytes:
     in raw form."""
     raw = next((bytes(value) for number, value in tensor if number == _TENSOR_RAW and _is_bytes(value)), b"")
     if (_TENSOR_TYPE, _INT64) not in tensor or not raw or any(number == _TENSOR_INT64 for number, _ in tensor):
-        raise TrustError("the target of a Reshape is kept in a way that is not read here")
+        raise TrustError("the target of a Reshape is stored in an unsupported way")
     lengths = list(struct.unpack(f"<{len(raw) // 8}q", raw))
     if lengths[0] == 1:
         lengths[0] = 0

@@ -38,7 +38,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class OpenRelease(Protocol):
-    """A release whose manifest is trusted: `edgesplit.release_store.Release`, or a test double."""
+    """A release whose manifest is trusted: `edgesplit.release_store.StoredRelease`, or a test double."""
 
     @property
     def manifest(self) -> Manifest:
@@ -215,11 +215,11 @@ class RemoteHalf:
         with self._cache.borrow(loadable) as batched:
             run_one, run_many = partial(self._outputs_of, single), partial(self._outputs_of, batched)
             if not batch_benefit.is_batchable(self._inputs, run_one, run_many):
-                log.info("%s: runs one request at a time: together they would not give the same bits", name)
+                log.info("%s: runs one request at a time: a batch does not give the same bits", name)
                 return None
             gain = batch_benefit.measure_benefit(self._inputs, run_one, run_many, clock)
         if gain.max_batch == 1:
-            log.info("%s: runs one request at a time: nothing is gained by more", name)
+            log.info("%s: runs one request at a time: batching does not pay", name)
             return None
         log.info(
             "%s: up to %d requests share a run, which answers %.1f times as many", name, gain.max_batch,

@@ -127,9 +127,9 @@ class _OpenedRelease:
 
     def _build(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
         if row.is_local:
-            raise NotFound(f"row {row.name!r} has no far half")
+            raise NotFound(f"row {row.name!r} has no remote half")
         if unknown := set(row.codecs.values()) - set(boundary_codecs.CODECS):
-            raise ModelRefused(f"row {row.name!r} needs codecs {sorted(unknown)}, which this server does not speak")
+            raise ModelRefused(f"row {row.name!r} needs codecs {sorted(unknown)}, which this server does not support")
         try:
             inputs = tuple(self._specs[tensor] for tensor in row.sends)
             outputs = tuple(self._specs[tensor] for tensor in row.receives)
@@ -255,7 +255,7 @@ class ModelRepository:
             while len(self._opened) > self._max_releases:
                 closed.append(self._opened.popitem(last=False)[0])
         for closed_digest in closed:
-            log.info("let go of release %s", closed_digest[:12])
+            log.info("closed release %s", closed_digest[:12])
             self._cache.evict(closed_digest)
 
 

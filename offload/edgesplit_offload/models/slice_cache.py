@@ -172,9 +172,9 @@ class SliceCache:
         idle = [candidate for candidate in self._entries.values() if candidate.is_counted and not candidate.users]
         while self._used_bytes() + missing > self._budget:
             if not idle:
-                raise Busy("the memory for models is taken by models that run")
+                raise Busy("the memory for models is in use by running models")
             oldest = idle.pop(0)
-            log.info("letting go of slice %s: memory is wanted for others", oldest.slice_.key.name)
+            log.info("evicting slice %s: its memory is needed for others", oldest.slice_.key.name)
             self._forget(oldest)
 
     def _forget(self, entry: _Entry) -> None:

@@ -60,7 +60,7 @@ class WarmUp:
             except (EdgeError, OSError) as error:  # still being written, or not trusted: the first request reports it
                 self._attempts_left[digest] -= 1
                 if not self._attempts_left[digest]:
-                    log.info("release %s is not warmed: %s", digest[:12], error)
+                    log.info("release %s is not warmed up: %s", digest[:12], error)
                     del self._attempts_left[digest]
                 continue
             del self._attempts_left[digest]
@@ -75,8 +75,8 @@ class WarmUp:
                 half.warm_up()
                 count += 1
             except EdgeError as error:
-                log.info("release %s is not all warmed: %s", digest[:12], error)
-        log.info("release %s: %d far halves are warm", digest[:12], count)
+                log.info("release %s is only partly warmed up: %s", digest[:12], error)
+        log.info("release %s: %d remote halves are warmed up", digest[:12], count)
 
     def _present(self) -> list[str]:
         with suppress(OSError):
@@ -90,4 +90,4 @@ class WarmUp:
             try:
                 self.check()
             except Exception:
-                log.exception("a new release could not be looked at")
+                log.exception("a new release could not be warmed up")

@@ -139,7 +139,7 @@ class IpcConnection:
         while len(received) < count:
             piece = self._sock.recv(min(count - len(received), 1 << 20))
             if not piece:
-                raise LinkError("the other process has gone")
+                raise LinkError("the other process has ended")
             received += piece
         return bytes(received)
 

@@ -42,7 +42,7 @@ class MetricTotals:
             try:
                 series = decode_series(raw)
             except MalformedMessage as error:
-                log.error("a serving process told what cannot be counted: %s", error)
+                log.error("a serving process reported invalid metrics: %s", error)
                 continue
             gauges.append([sample for sample in series if _is_gauge(sample)])
             self._counters[process] = [sample for sample in series if not _is_gauge(sample)]

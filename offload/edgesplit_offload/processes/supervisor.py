@@ -146,11 +146,11 @@ class Supervisor:
         """The answers of all ready processes that arrive in time."""
         done, answers = threading.Event(), list[Any]()
 
-        def told(collected: list[Any], _: int) -> None:
+        def on_answers(collected: list[Any], _: int) -> None:
             answers.extend(collected)
             done.set()
 
-        self._fan_out.begin(question, argument, self._ready(), told)
+        self._fan_out.begin(question, argument, self._ready(), on_answers)
         done.wait()
         return answers
 
@@ -243,7 +243,7 @@ class Supervisor:
                 if process.process.poll() is not None:
                     self._on_process_end(process, now)
                 elif now - process.last_message_at > max(self._stuck_after_s, 0.0 if process.is_ready else START_S):
-                    log.error("serving process %d gives no sign of life: killing it", process.process.pid)
+                    log.error("serving process %d sends no heartbeat: killing it", process.process.pid)
                     process.process.kill()
                     process.process.wait()
                     self._on_process_end(process, now)
@@ -288,16 +288,16 @@ class Supervisor:
         elif isinstance(message, ipc.Ask):
             number = message.number
 
-            def told(answers: list[Any], missing: int) -> None:
+            def on_answers(answers: list[Any], missing: int) -> None:
                 process.send(ipc.Answers(number, answers, missing))
 
-            self._fan_out.begin(message.question, message.argument, self._ready(), told, message.timeout_s)
+            self._fan_out.begin(message.question, message.argument, self._ready(), on_answers, message.timeout_s)
         elif isinstance(message, ipc.Reply):
             self._fan_out.on_answer(process, message)
         elif isinstance(message, ipc.WantBatcher):
             self._assign_batcher(message.kind[: ipc.MAX_KIND_BYTES], process)
         elif not isinstance(message, ipc.Alive):
-            log.error("serving process %d said what only we say", process.process.pid)
+            log.error("serving process %d sent a message that only the supervisor may send", process.process.pid)
 
     def _is_up(self) -> bool:
         return len(self._serving) == self._count and all(process.is_ready for process in self._serving)

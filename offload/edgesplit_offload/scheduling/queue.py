@@ -117,7 +117,7 @@ class RunQueue:
                 raise self._with_retry_after(Busy(f"{len(self.running)} requests run and {len(self.queue)} wait"), now)
             self.queue.remove(displaced)
             displaced.error = self._with_retry_after(
-                FairShareExceeded("others wait, and this client has more than its share"), now
+                FairShareExceeded("other clients wait, and this one has more than its share"), now
             )
         self.queue.append(job)
         return displaced
@@ -242,7 +242,9 @@ class RunQueue:
         wait_s = self.expected_wait_s(now, joining)
         ahead = sum(queued.run_times is joining for queued in self.queue)
         if wait_s > 0 and now + wait_s + job.run_times.total_s(ahead + 1) > job.due_at:
-            text = f"it would wait about {wait_s:.3f} s, and {max(0.0, job.due_at - now):.3f} s are left to it"
+            text = (
+                f"it would wait about {wait_s:.3f} s, and {max(0.0, job.due_at - now):.3f} s are left to its deadline"
+            )
             raise self._with_retry_after(Busy(text), now)
 
     def _check_share(self, job: Job, now: float) -> None:
@@ -254,7 +256,7 @@ class RunQueue:
         share = max(1, (self._max_runs + self._max_waiting) // len({*slots, job.client}))
         if slots[job.client] >= share:
             raise self._with_retry_after(
-                FairShareExceeded(f"others wait, and this client has its share of {share} places"), now
+                FairShareExceeded(f"other clients wait, and this one has its share of {share} slots"), now
             )
 
     def _job_to_displace(self, job: Job) -> Job | None:

@@ -20,7 +20,7 @@ from edgesplit_offload.scheduling.run_times import RunTimes
 LOOK_UP_S = 0.25
 """Interval in seconds at which the clients of waiting requests are checked for disconnection."""
 SMOOTHING = 0.3
-CLIENT_GONE = "the client has gone"
+CLIENT_GONE = "the client has disconnected"
 """Error text for a request whose client has disconnected."""
 QUEUE_TOO_SLOW = "the queue moved too slowly for this request"
 """Error text for a request whose deadline passed in the queue."""

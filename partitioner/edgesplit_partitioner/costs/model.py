@@ -117,7 +117,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tensors(self) -> dict[str, TensorCost]:
         """Every tensor by name: inputs first, then those that the layers write, in order."""
-        return self.inputs | {name: cost for layer in self.layers for name, cost in layer.writes.items()}
+        tensors = dict(self.inputs)
+        for layer in self.layers:
+            tensors.update(layer.writes)
+        return tensors
 
     def with_tensors(self, change: Callable[[str, TensorCost], TensorCost]) -> Costs:
         """The costs with what `change` returns for each tensor's name and cost."""

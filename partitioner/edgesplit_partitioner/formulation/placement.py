@@ -64,7 +64,7 @@ def _allowed_tiers(costs: Costs, limits: Limits, tiers: tuple[str, ...], *, forc
     link alone.
     """
     is_limited = limits.keep_raw_input or limits.keep_first or (force and limits.forced)
-    if not is_limited and all(tier in (layer.tiers or layer.seconds) for layer in costs.layers for tier in tiers):
+    if not is_limited and all(set(tiers).issubset(layer.tiers or layer.seconds) for layer in costs.layers):
         return np.ones((len(tiers), len(costs.layers)), dtype=np.bool_)
     device, *further = tiers
     target = limits.force if limits.force in further else tiers[-1] if limits.force == "cloud" else ""

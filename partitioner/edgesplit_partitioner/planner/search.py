@@ -512,12 +512,15 @@ def supported_codecs(costs: Costs, given: Iterable[str] | None, limits: Limits) 
     """
     if given is not None and not isinstance(given, Iterable):
         raise UsageError(f"codecs: give some of {', '.join(CODECS)}, not {given!r}")
-    measured = [codec for tensor in costs.tensors.values() for codec in tensor.codecs]
-    known = tuple(dict.fromkeys((*CODECS, *measured))) if limits.max_loss else LOSSLESS
+    known = tuple(dict.fromkeys((*CODECS, *_measured_codecs(costs)))) if limits.max_loss else LOSSLESS
     wanted = tuple(dict.fromkeys(known if given is None else [given] if isinstance(given, str) else given))
     unknown = [codec for codec in wanted if codec not in known]
     if unknown or not wanted:
-        lossy = [codec for codec in unknown if codec in LOSSY or codec in measured]
+        lossy = [codec for codec in unknown if codec in LOSSY or codec in _measured_codecs(costs)]
         why = f"; {', '.join(lossy)} may lose accuracy and needs limits={{'max_loss': ...}} above 0" if lossy else ""
         raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}{why}")
     return wanted
+
+
+def _measured_codecs(costs: Costs) -> list[str]:
+    return [codec for tensor in costs.tensors.values() for codec in tensor.codecs]

@@ -150,7 +150,7 @@ class AsyncClient:
                 if self._closed:
                     raise
                 pause_s = attempts.on_failure(error)
-                log.debug("attempt failed, trying again: %s", error)
+                log.debug("attempt failed, retrying: %s", error)
             await asyncio.sleep(max(0.0, min(pause_s, deadline - monotonic())))
         raise attempts.deadline_error()
 

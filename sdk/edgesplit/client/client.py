@@ -179,7 +179,7 @@ class Client:
                 if self._closed.is_set():
                     raise
                 pause_s = attempts.on_failure(error)
-                log.debug("attempt failed, trying again: %s", error)
+                log.debug("attempt failed, retrying: %s", error)
                 if not isinstance(error, Busy):
                     connection.close()  # a late response to this attempt may still arrive on it
             self._closed.wait(max(0.0, min(pause_s, deadline - monotonic())))

@@ -139,7 +139,7 @@ class FrameWindow(Generic[T]):
 
     def _drop_entry(self, entry: _Entry[T]) -> None:
         """Drop `entry`. Consecutive dropped frames share one entry, so a consumer that sleeps costs no memory."""
-        entry.content, entry.result = None, _DroppedHere("it gave way, for answers come more slowly than frames")
+        entry.content, entry.result = None, _DroppedHere("dropped, because answers come more slowly than frames")
         index = self._entries.index(entry)
         previous = self._entries[index - 1] if index else None
         if previous is not None and type(previous.result) is _DroppedHere:

@@ -94,7 +94,7 @@ class InferenceRequest:
 def check_deadline(deadline_s: float) -> None:
     """UsageError if `deadline_s` is not a number."""
     if math.isnan(deadline_s):
-        raise UsageError(f"a deadline of {deadline_s} s")
+        raise UsageError(f"the deadline is not a number of seconds: {deadline_s}")
 
 
 def _to_tensor(name: str, value: oip.Tensor | bytes) -> oip.Tensor:

@@ -17,7 +17,7 @@ class RetryState:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._failures = 0
-        self._last = "no time was given"
+        self._last = "the deadline left no time"
         self._last_refusal = ""
 
     def on_failure(self, error: EdgeError) -> float:

@@ -106,7 +106,7 @@ class ClientSharedMemory:
             or reference.region != self.region
             or reference.offset + reference.size > self.segment.size
         ):
-            raise MalformedMessage(f"the answer says it lies in {reference}, which was not lent")
+            raise MalformedMessage(f"the answer refers to {reference}, which is not in the shared memory for it")
 
     def read(self, reference: TensorRef, *, stable: bool) -> memoryview:
         """A copy of what lies at `reference`, because the next exchange reuses the memory."""

@@ -69,7 +69,7 @@ def unwrap(wrapped: bytes, key: X25519PrivateKey, device: str, release: str) -> 
         ring = _SUITE.decrypt(wrapped, key, _binding(device, release))
     except (InvalidTag, ValueError) as error:
         raise TrustError(
-            f"release {release[:12]}: its content keys were not wrapped for this device, or were spoiled on the way"
+            f"release {release[:12]}: its content keys were not wrapped for this device, or were corrupted in transit"
         ) from error
     return decode_keys(ring)
 
@@ -78,7 +78,7 @@ def decode_keys(raw: bytes) -> dict[str, bytes]:
     """Decode the decrypted payload. TrustError where it is malformed or a key has the wrong length."""
     keys = decode_msgpack(raw, _KeyRing, "content keys", error=TrustError).keys
     if any(len(key) != KEY_BYTES for key in keys.values()):
-        raise TrustError(f"content keys: one has not {KEY_BYTES} bytes")
+        raise TrustError(f"content keys: one does not have {KEY_BYTES} bytes")
     return keys
 
 

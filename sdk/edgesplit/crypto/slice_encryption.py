@@ -50,7 +50,7 @@ GOLDEN_OWNER = "golden inputs"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 Keys = Mapping[str, bytes]
-"""Content keys by `Sealed.key_id`."""
+"""Content keys by `EncryptionInfo.key_id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _ChunkCipher:
             return self._cipher.decrypt(_nonce(position), data, self._associated_data(file, position))
         except InvalidTag as error:
             raise TrustError(
-                f"chunk {position[1]} of {self._owner}/{file} cannot be decrypted: it is not what was encrypted there"
+                f"chunk {position[1]} of {self._owner}/{file} cannot be decrypted: not encrypted for this position"
             ) from error
 
     def new_digest(self) -> hmac.HMAC:
@@ -325,7 +325,7 @@ def _decrypted_chunks(box: _ChunkCipher, number: int, file: SliceFile, source: B
         or total != file.plaintext.bytes
         or not hmac.compare_digest(digest.hexdigest(), file.plaintext.digest)
     ):
-        raise TrustError(f"{file.name} decrypts to other bytes than were signed for")
+        raise TrustError(f"{file.name} does not decrypt to the bytes that were signed")
 
 
 def require_key(sealed: EncryptionInfo, keys: Keys, subject: str) -> bytes:
@@ -335,7 +335,7 @@ def require_key(sealed: EncryptionInfo, keys: Keys, subject: str) -> bytes:
     if key is None:
         raise TrustError(f"{subject} is encrypted, and this machine was not given its content key")
     if not is_key_of(sealed, key):
-        raise TrustError(f"{subject} is encrypted, and the content key that was given for it is another one")
+        raise TrustError(f"{subject} is encrypted, and the content key that was given for it does not match")
     return key
 
 

@@ -143,7 +143,7 @@ class ClientConnection:
             self._sock = sock = self._tls.wrap_socket(sock, server_hostname=self._server_name)
         else:
             sock.setblocking(False)
-        if self._is_shut_down:  # shut down while connecting: `shut_down` found nothing to close
+        if self._is_shut_down:  # closed for good by another thread while connecting
             self.close()
             raise LinkError("this client was closed")
         return sock

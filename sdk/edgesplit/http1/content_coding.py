@@ -30,7 +30,7 @@ def decode_body(body: Body, coding: str, max_bytes: int | None = None) -> Body:
     """
     decode = DECODERS.get(coding.strip().lower() or "identity")
     if decode is None:
-        raise UnknownCoding(f"content coding {coding[:80]!r} is not spoken here; these are: {', '.join(DECODERS)}")
+        raise UnknownCoding(f"content coding {coding[:80]!r} is not supported here; these are: {', '.join(DECODERS)}")
     return decode(body, LIMITS.http_body_bytes if max_bytes is None else min(max_bytes, LIMITS.http_body_bytes))
 
 
@@ -44,7 +44,7 @@ def _inflate(body: Body, max_bytes: int) -> Body:
     if len(plain) > max_bytes:
         raise _too_large(max_bytes)
     if not inflater.eof or inflater.unused_data:
-        raise MalformedMessage("compressed body: cut short, or followed by something")
+        raise MalformedMessage("compressed body: truncated, or followed by other data")
     return plain
 
 
@@ -58,7 +58,7 @@ def _unzstd(body: Body, max_bytes: int) -> Body:
         if size >= 0:
             plain = decompressor.decompress(body, max_output_size=size, allow_extra_data=False)
             if len(plain) != size:
-                raise MalformedMessage("compressed body: not of the size it tells")
+                raise MalformedMessage("compressed body: not of the size that it declares")
             return plain
         return _unzstd_in_pieces(decompressor, body, max_bytes)
     except zstandard.ZstdError as error:
@@ -77,7 +77,7 @@ def _unzstd_in_pieces(decompressor: zstandard.ZstdDecompressor, body: Body, max_
 
 
 def _too_large(max_bytes: int) -> MalformedMessage:
-    return MalformedMessage(f"compressed body: more than {max_bytes} bytes inside")
+    return MalformedMessage(f"compressed body: more than {max_bytes} bytes when decoded")
 
 
 DECODERS: Mapping[str, Callable[[Body, int], Body]] = {

@@ -76,7 +76,7 @@ def parse_head(block: bytes) -> Head:
         raise Refused(400, "not an HTTP request")
     head.method, head.version = parser.get_method().decode("latin-1"), parser.get_http_version()
     if head.version not in ("1.0", "1.1"):
-        raise Refused(505, f"HTTP/{head.version} is not spoken here")
+        raise Refused(505, f"HTTP/{head.version} is not supported here")
     return head
 
 
@@ -86,7 +86,7 @@ def body_length(head: Head) -> int:
     if lengths > 1 or (lengths and chunked):  # RFC 9112 6.3: request smuggling
         raise Refused(400, "the length of the body is given twice")
     if chunked:
-        raise Refused(411, "send a Content-Length: chunked bodies are not taken")
+        raise Refused(411, "send a Content-Length: chunked bodies are not supported")
     text = head.headers.get("content-length", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise Refused(400, "Content-Length is not a number")
@@ -137,7 +137,7 @@ def expects_continue(head: Head) -> bool:
     if expected is None or head.version == "1.0":
         return False
     if expected.lower() != "100-continue":
-        raise Refused(417, "only 100-continue can be expected")
+        raise Refused(417, "the only supported expectation is 100-continue")
     return True
 
 

@@ -119,7 +119,7 @@ class IncomingResponse:
             self._extra = True
             return
         if len(self._unsized_body) + len(part) > LIMITS.http_body_bytes:
-            raise MalformedMessage("an endless body")
+            raise MalformedMessage("a body of more than {LIMITS.http_body_bytes} bytes")
         self._unsized_body += part
 
     def on_message_complete(self) -> None:
@@ -201,7 +201,7 @@ class IncomingResponse:
             return self._complete_reply()
         if not self._head and not self._has_head:
             raise LinkError("closed without an answer")
-        raise LinkError("closed amid an answer")
+        raise LinkError("closed in the middle of an answer")
 
     def _complete_reply(self) -> Reply:
         body = self._body if self._unsized_body is None else memoryview(self._unsized_body)

@@ -348,9 +348,9 @@ class Server:
         drained, and Refused (503) while the bodies in memory exceed their limit."""
         with self._lock:
             if self._is_drained:
-                raise PeerClosed("the server ends")
+                raise PeerClosed("the server is stopping")
             if self._body_bytes and self._body_bytes + length > LIMITS.http_bodies_bytes:
-                raise Refused(503, f"requests of {self._body_bytes} bytes are received or answered: come back later")
+                raise Refused(503, f"requests of {self._body_bytes} bytes are received or answered: retry later")
             self._running += 1
             self._body_bytes += length
 
@@ -402,6 +402,6 @@ class Server:
 
     def _reject(self, sock: socket.socket) -> None:
         """Reject a connection because there is no room, or the server is stopping."""
-        why = "the server ends" if self.is_stopping else "too many connections"
-        log.warning("%s, at most %d: turned one away", why, self._max_connections)
+        why = "the server is stopping" if self.is_stopping else "too many connections"
+        log.warning("%s, at most %d: rejected one", why, self._max_connections)
         reject(sock, why, with_response=self._tls is None)

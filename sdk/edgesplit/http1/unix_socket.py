@@ -70,9 +70,9 @@ def _check_free(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"cannot look at {path}: {error.strerror}") from error
+        raise UsageError(f"cannot access {path}: {error.strerror}") from error
     if not stat.S_ISSOCK(status.st_mode):
-        raise UsageError(f"{path} is there already and is no socket: remove it, or name another place with --socket")
+        raise UsageError(f"{path} exists already and is no socket: remove it, or name another place with --socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         try:
@@ -80,7 +80,9 @@ def _check_free(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError as error:
-            raise UsageError(f"cannot tell who listens on {path}: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot find out whether a program listens on {path}: {error.strerror or error}"
+            ) from error
     raise UsageError(f"another program listens on {path}: stop it, or name another place with --socket")
 
 

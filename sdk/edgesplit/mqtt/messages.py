@@ -57,7 +57,7 @@ def device_of_topic(topic_name: str) -> str:
     """The device that a topic belongs to; MalformedMessage if it is not one of edgesplit's topics."""
     parts = topic_name.split("/")
     if len(parts) != 4 or "/".join(parts[:2]) != ROOT:
-        raise MalformedMessage(f"not one of our topics: {topic_name[:80]!r}")
+        raise MalformedMessage(f"not a topic of edgesplit: {topic_name[:80]!r}")
     return parts[2]
 
 
@@ -133,8 +133,8 @@ class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
     phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$")]
     total_s: Amount
     counts: Annotated[tuple[tuple[BucketIndex, Count], ...], Meta(max_length=32)]
-    """Requests by bucket: (index in `edgesplit.observability.histogram.SECONDS`, count), without empty buckets. The
-    index after the last bound holds longer times."""
+    """Requests by bucket: (index in `edgesplit.observability.histogram.SECONDS_BOUNDS`, count), without empty buckets.
+    The index after the last bound holds longer times."""
 
 
 class SliceSeconds(msgspec.Struct, frozen=True, array_like=True):

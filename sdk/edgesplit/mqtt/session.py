@@ -380,7 +380,7 @@ class Session:
         self, client: Client, userdata: Any, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
         if reason.is_failure:
-            self._set_problem(f"{self.address} refused us: {reason}")
+            self._set_problem(f"{self.address} refused the connection: {reason}")
             return
         self.problem = ""
         # Under the lock, so that `connected` is never true before the SUBSCRIBE has been queued, and so that a
@@ -395,7 +395,9 @@ class Session:
         self, client: Client, userdata: Any, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
         self._taken_over = reason.value == SESSION_TAKEN_OVER
-        reason_text = "another session of our own name took over: was this card copied?" if self._taken_over else reason
+        reason_text = (
+            "another session with this client id took over: was this card copied?" if self._taken_over else reason
+        )
         self._on_connection_lost(f"lost {self.address}: {reason_text}")
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:

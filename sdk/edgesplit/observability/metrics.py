@@ -118,7 +118,7 @@ OFFLOAD_REQUEST_S = _histogram("edgesplit_offload_request_seconds", "model", "ro
     "Time from the last byte of an inference request to the first byte of its answer; answered requests only.")
 OFFLOAD_PHASE_S = _histogram("edgesplit_offload_phase_seconds", "model", "phase", help=
     "That time by phase. phase: decode (body and boundary codecs), load (a model that was not loaded), queue, run, "
-    "hop (a gateway's wait for the next tier), encode.")
+    "next_tier (a gateway's wait for the next tier), encode.")
 OFFLOAD_BATCH = _histogram("edgesplit_offload_batch_size", "model", bounds=BATCH_SIZE_BOUNDS, help=
     "Requests that shared a run, observed once for each answered request.")
 OFFLOAD_RECEIVED = _counter("edgesplit_offload_received_bytes_total", "model", help=
@@ -154,7 +154,7 @@ CONTROLLER_ROLLOUTS = _gauge("edgesplit_controller_rollouts", "state", help=
 CONTROLLER_ROLLOUT_DEVICES = _gauge("edgesplit_controller_rollout_devices", "state", help=
     "Devices of rollouts that have not ended, by state: queued, assigned, fetching, trial, succeeded, failed, …")
 CONTROLLER_MESSAGES = _counter("edgesplit_controller_messages_total", "kind", "outcome", help=
-    "Messages from devices. outcome: new, again (a duplicate), earlier (out of order), older session, revoked, "
+    "Messages from devices. outcome: new, duplicate, out of order, older session, revoked, "
     "unknown, dropped (malformed, or over the device's rate limit).")
 CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_seconds",
     bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0), help=

@@ -22,7 +22,7 @@ def make_metrics_server(address: tuple[str, int], render_page: Callable[[], Resp
         if is_scrape(request):
             return render_page()
         if request.path == METRICS_PATH:
-            return error_response(405, "metrics are read by GET", {"allow": "GET, HEAD"})
-        raise NotFound(f"only {METRICS_PATH} is here")
+            return error_response(405, "only GET and HEAD are supported", {"allow": "GET, HEAD"})
+        raise NotFound(f"only {METRICS_PATH} is served here")
 
     return Server(answer, host=address[0], port=address[1], max_connections=MAX_CONNECTIONS)

@@ -101,14 +101,14 @@ class MetricRegistry:
             try:
                 self._add_batch(form, rows)
             except Exception:  # must not fail the thread that happens to flush
-                log.exception("something could not be counted")
+                log.exception("a metric could not be recorded")
         while self._pending:
             entries = self._pending.popleft()
             try:
                 for family, labels, value in entries:
                     self._add(family, labels, value)
             except Exception:  # must not fail the thread that happens to flush
-                log.exception("something could not be counted")
+                log.exception("a metric could not be recorded")
 
     def _add_batch(self, template: RecordTemplate, rows: Sequence[Sequence[float]]) -> None:
         for (family, labels), column in zip(template, zip(*rows, strict=True), strict=True):
@@ -199,12 +199,14 @@ def encode_series(series: Sequence[Series]) -> bytes:
 
 def decode_series(raw: bytes) -> list[Series]:
     """Decode series of another process; MalformedMessage where they do not match this version's metric families."""
-    series = decode_msgpack(raw, list[Series], "counted metrics")
+    series = decode_msgpack(raw, list[Series], "metrics of another process")
     for sample in series:
         family = FAMILY_BY_NAME.get(sample.family)
         buckets = len(family.bounds) + 1 if family is not None and family.kind == "histogram" else 0
         if family is None or len(sample.labels) != len(family.labels) or len(sample.counts) != buckets:
-            raise MalformedMessage(f"counted metrics: {sample.family[:80]!r} is not as this version counts it")
+            raise MalformedMessage(
+                f"metrics of another process: {sample.family[:80]!r} is unknown to this version, or differs"
+            )
     return series
 
 

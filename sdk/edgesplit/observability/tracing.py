@@ -97,7 +97,7 @@ class OtelTracer(Tracer):
         shutdown.start()
         shutdown.join(SHUTDOWN_TIMEOUT_S)
         if shutdown.is_alive():
-            log.warning("the last spans were not taken within %g s", SHUTDOWN_TIMEOUT_S)
+            log.warning("the last spans were not exported within %g s", SHUTDOWN_TIMEOUT_S)
 
 
 class _OtelSpan(Span):
@@ -161,17 +161,17 @@ def make_tracer(service: str, attributes: Attributes, environment: Mapping[str, 
         return TRACING_OFF
     exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() or "otlp"
     if exporter != "otlp":
-        log.warning("no spans are made: OTEL_TRACES_EXPORTER=%s, and only otlp is spoken here", exporter[:40])
+        log.warning("tracing is off: OTEL_TRACES_EXPORTER=%s, and only otlp is supported", exporter[:40])
         return TRACING_OFF
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
-        log.warning("spans go by http/protobuf: the OTLP protocol %s is not spoken here", protocol[:40])
+        log.warning("spans are exported by http/protobuf: the OTLP protocol %s is not supported", protocol[:40])
     try:
         return OtelTracer(_make_provider(service, attributes))
     except ImportError as error:
-        log.warning("no spans are made: OpenTelemetry is configured and %s is missing (%s)", error.name, INSTALL_HINT)
+        log.warning("tracing is off: OpenTelemetry is configured and %s is missing (%s)", error.name, INSTALL_HINT)
     except ValueError as error:
-        log.warning("no spans are made: the OTEL_ settings were refused: %s", error)
+        log.warning("tracing is off: the OTEL_ settings were refused: %s", error)
     return TRACING_OFF
 
 

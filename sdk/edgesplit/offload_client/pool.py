@@ -271,7 +271,7 @@ class OffloadClient:
         if isinstance(outcome, OffloadFailure):
             return outcome
         if outcome.status != 200:
-            return OffloadFailure("server", f"health says {outcome.status}", outcome.elapsed_s)
+            return OffloadFailure("server", f"the health check was answered {outcome.status}", outcome.elapsed_s)
         return max(0.0, outcome.elapsed_s - outcome.number(SECONDS_HEADER, 0.0))
 
     def probe(self, timeout_s: float) -> OffloadAnswer | OffloadFailure:
@@ -315,9 +315,9 @@ class OffloadClient:
         try:
             response = oip.decode_response(reply.body, oip.header_length(reply.headers))
             if response.model != request.name:
-                raise UsageError(f"an answer of {response.model[:80]!r}, asked was {request.name!r}")
+                raise UsageError(f"an answer of model {response.model[:80]!r}, not of {request.name!r}")
             if response.id != request.id and not self._is_id_optional(response.id):
-                raise UsageError(f"an answer to {response.id[:80]!r}, asked was {request.id!r}")
+                raise UsageError(f"an answer to request {response.id[:80]!r}, not to {request.id!r}")
             oip.check_tensors(response.outputs, request.receives)
         except EdgeError as error:
             return OffloadFailure("server", f"refused: {error}", reply.elapsed_s)
@@ -410,7 +410,7 @@ def _exchange_once(
         if isinstance(error.__cause__, ConnectionRefusedError):
             cause = "refused"
         elif isinstance(error.__cause__, ssl.SSLCertVerificationError):
-            cause, text = "server", f"not our offload server: {error.__cause__.verify_message}"
+            cause, text = "server", f"the offload server's certificate is not trusted: {error.__cause__.verify_message}"
         return OffloadFailure(cause, text, perf_counter() - start)
 
 

@@ -41,13 +41,13 @@ class InferOptions:
         if len(self.stream) > MAX_STREAM_NAME:
             raise UsageError(f"{STREAM}: a name of {len(self.stream)} characters, at most {MAX_STREAM_NAME}")
         if self.drop not in get_args(Drop):
-            raise UsageError(f"{DROP}: {str(self.drop)[:80]!r} is none of {', '.join(get_args(Drop))}")
+            raise UsageError(f"{DROP}: {str(self.drop)[:80]!r} is not one of {', '.join(get_args(Drop))}")
         if self.hedge is not None and self.hedge not in get_args(Hedge):
-            raise UsageError(f"{HEDGE}: {str(self.hedge)[:80]!r} is none of {', '.join(get_args(Hedge))}")
+            raise UsageError(f"{HEDGE}: {str(self.hedge)[:80]!r} is not one of {', '.join(get_args(Hedge))}")
         if self.queue is not None and not 1 <= self.queue <= MAX_QUEUE:
             raise UsageError(f"{QUEUE}: {self.queue} is no number of frames that may wait, 1 or more")
         if self.queue is not None and self.drop == "none":
-            raise UsageError(f"{QUEUE} needs {DROP}: `oldest` or `newest` says which frame gives way")
+            raise UsageError(f"{QUEUE} needs {DROP}: `oldest` or `newest`, the frame to drop")
         if not 0 <= self.stale_ok_s <= MAX_AGE_S:
             raise UsageError(f"{STALE_OK}: {self.stale_ok_s} is no age in seconds, 0 to {MAX_AGE_S:g}")
 

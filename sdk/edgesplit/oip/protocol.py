@@ -230,7 +230,7 @@ def requested_outputs(head: RequestHead) -> tuple[tuple[str, ...], Binary]:
         return (), default
     names = tuple(output.name for output in head.outputs)
     if len(set(names)) != len(names):
-        raise MalformedMessage("an output is asked for twice")
+        raise MalformedMessage("an output is requested twice")
     binary_names = (output.name for output in head.outputs if output.parameters.get("binary_data", default) is True)
     return names, frozenset(binary_names)
 
@@ -368,7 +368,7 @@ def _store(name: str, tensor: Tensor, reference: TensorRef, memory: Memory) -> d
     raw = raw_bytes(tensor)
     if len(raw) > reference.size:
         raise UsageError(
-            f"output {name!r} takes {len(raw)} bytes of shared memory, and {reference.size} were given for it"
+            f"output {name!r} takes {len(raw)} bytes of shared memory, and {reference.size} are provided for it"
         )
     used = TensorRef(reference.region, len(raw), reference.offset)
     memory.write(used, [raw])
@@ -441,7 +441,7 @@ def _to_texts(name: str, tensor: Tensor) -> list[str]:
     try:
         return [element if isinstance(element, str) else bytes(element).decode() for element in tensor.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise InferenceFailed(f"output {name!r} is not UTF-8 text: ask for it as binary data") from error
+        raise InferenceFailed(f"output {name!r} is not UTF-8 text: request it as binary data") from error
 
 
 class _BinarySection:
@@ -484,7 +484,7 @@ def _decode_tensors(
     shared = 0
     for entry in entries:
         if entry.name in tensors:
-            raise MalformedMessage(f"tensor {entry.name[:80]!r} is there twice")
+            raise MalformedMessage(f"tensor {entry.name[:80]!r} occurs twice")
         reference = parse_reference(entry.name, entry.parameters)
         if reference is None:
             tensors[entry.name] = _decode_tensor(entry, section)

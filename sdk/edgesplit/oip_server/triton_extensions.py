@@ -52,9 +52,9 @@ class TritonExtensions:
         if path == SEGMENT_PATH:
             return _require_method("POST", request, lambda: self._segment(request))
         if path == LOGGING_PATH:
-            return _settings(request, log_settings(), "logs are set by the options of the server's own command")
+            return _settings(request, log_settings(), "log settings are options of the server's command")
         if _TRACE.fullmatch(path):
-            return _settings(request, TRACE_SETTINGS, "traces are not switched by clients")
+            return _settings(request, TRACE_SETTINGS, "clients cannot change trace settings")
         if match := _REPOSITORY.fullmatch(path):
             return error_response(
                 400, f"cannot {match['verb']} {match['model'][:80]!r}: models come by `edgectl deploy`"
@@ -124,7 +124,7 @@ def _settings(request: Request, now: dict[str, Any], hint: str) -> Response:
 def _parse_registration(request: Request) -> RegisterRegion:
     registration = decode_json(request.body, RegisterRegion, request.path[:200])
     if not 0 < registration.byte_size < 2**53 or not 0 <= registration.offset < 2**53:
-        raise UsageError(f"a region of {registration.byte_size} bytes from {registration.offset}")
+        raise UsageError(f"not a valid region: {registration.byte_size} bytes from {registration.offset}")
     return registration
 
 

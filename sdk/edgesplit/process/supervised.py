@@ -1,4 +1,4 @@
-"""Supervises a server of ours as a child process: start, wait until ready, restart with back-off, stop with the
+"""Supervises an edgesplit server as a child process: start, wait until ready, restart with back-off, stop with the
 parent."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 return
             self.restarts += 1
-            log.warning("the %s ended (status %s); starting it again", self._name, status)
+            log.warning("the %s ended (status %s); restarting it", self._name, status)
             failures = 0 if time.monotonic() - began > STEADY_S else failures + 1
             self._stopping.wait(RESTART.pause_s(failures))
 
@@ -141,4 +141,4 @@ class SupervisedProcess:
             lines = self._log_file.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "it printed nothing"

@@ -81,7 +81,7 @@ def is_agent_release(manifest: Manifest) -> bool:
 def agent_builds(manifest: Manifest) -> tuple[Build, ...]:
     """All builds of an agent release; TrustError or MalformedMessage where the manifest is not one of the agent."""
     if manifest.recut_of:
-        raise TrustError("an agent release calls itself another cut: only the release key signs one")
+        raise TrustError("an agent release cannot be a recut: only the release key signs it")
     all_builds = tuple(_parse_build(build) for build in manifest.all_slices)
     if not all_builds or manifest.plans or len({build.target for build in all_builds}) != len(all_builds):
         raise MalformedMessage("an agent release has no plan, and one build for each kind of machine")

@@ -273,7 +273,7 @@ def _check_manifest(manifest: Manifest) -> None:
         if not 0 < manifest.fingerprint.bytes <= LIMITS.fingerprint_bytes:
             raise MalformedMessage(f"manifest: a fingerprint of {manifest.fingerprint.bytes} bytes")
     if any(not compiled.covers or not set(compiled.covers) <= set(known) for compiled in manifest.compiled):
-        raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
+        raise MalformedMessage("manifest: a compiled slice covers slices that do not exist")
     for slice_ in manifest.all_slices:
         _check_sealed(slice_.name, slice_.encryption)
         for file in slice_.files:
@@ -289,11 +289,11 @@ def _check_manifest(manifest: Manifest) -> None:
             if sorted((*row.device, *row.remote)) != sorted(known):
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.private_tensors):
-                raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+                raise MalformedMessage(f"manifest: row {row.name!r} sends tensors that must stay on the device")
             _check_hops(row, plan)
             local_layers = {layer for slice_ in manifest.slices if slice_.name in row.device for layer in slice_.layers}
             if not local_layers.issuperset(plan.required_local_layers):
-                raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
+                raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan allows")
 
 
 def _check_offload(address: str) -> None:
@@ -313,9 +313,11 @@ def _check_hops(row: Row, plan: Plan) -> None:
     for hop in row.hops:
         further = set(hop.remote)
         if tuple(name for name in beyond if name in further) != hop.remote or not set(hop.receives) <= set(outputs):
-            raise MalformedMessage(f"manifest: row {row.name!r} runs or answers beyond a link what does not cross it")
+            raise MalformedMessage(
+                f"manifest: row {row.name!r} uses slices or outputs beyond a link that do not cross it"
+            )
         if set(hop.sends) & set(plan.private_tensors):
-            raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
+            raise MalformedMessage(f"manifest: row {row.name!r} sends tensors that must stay on the device")
         beyond, outputs = hop.remote, hop.receives
 
 
@@ -342,7 +344,7 @@ def _check_file(owner: str, file: SliceFile, sealed: EncryptionInfo | None) -> N
     if file.plaintext is not None:
         identifiers.sha256_hex(file.plaintext.digest)
         if file.plaintext.bytes != file.bytes - tag * len(file.chunks):
-            raise MalformedMessage(f"manifest: sizes of {owner}/{file.name}, encrypted and not, do not fit each other")
+            raise MalformedMessage(f"manifest: sizes of {owner}/{file.name}, plain and encrypted, do not match")
 
 
 def remote_slices(manifest: Manifest) -> set[str]:

@@ -1,6 +1,6 @@
 """Strict reader of a slice's ONNX file, as far as needed to identify its content.
 
-It is stricter than protobuf: a field that no slice of ours has, a repeated singular field, and what
+It is stricter than protobuf: an unexpected field, a repeated singular field, and what
 `edgesplit.release.protobuf` refuses, is a TrustError. Nodes, tensors and declarations are returned as raw bytes. Field
 numbers are those of onnx.proto.
 """
@@ -61,7 +61,7 @@ class _Fields:
         try:
             return bytes(self.parts.get(field_number, [memoryview(b"")])[0]).decode()
         except UnicodeDecodeError as error:
-            raise TrustError("a slice's graph holds text that is none") from error
+            raise TrustError("a slice's graph contains text that is not UTF-8") from error
 
     def all_of(self, field_number: int) -> tuple[memoryview, ...]:
         """A repeated field of bytes."""
@@ -121,7 +121,7 @@ def read_external_weight(raw: memoryview) -> ExternalWeight:
     ):
         raise TrustError(f"the weight {tensor.text(8)[:80]!r} is not one of the model that was released")
     if not _DECIMAL.fullmatch(values["offset"]) or not _DECIMAL.fullmatch(values["length"]):
-        raise TrustError(f"the weight {tensor.text(8)[:80]!r} is at no place in its file")
+        raise TrustError(f"the weight {tensor.text(8)[:80]!r} has no location in its file")
     dims = tuple(tensor.numbers.get(1, ()))
     range_ = int(values["offset"]), int(values["length"])
     return ExternalWeight(tensor.text(8), tensor.number(2), dims, values["location"], *range_)
@@ -142,7 +142,7 @@ def value_name(raw: memoryview) -> str:
     try:
         return _bytes_field(raw, 1).tobytes().decode()
     except UnicodeDecodeError as error:
-        raise TrustError("a slice's graph holds text that is none") from error
+        raise TrustError("a slice's graph contains text that is not UTF-8") from error
 
 
 def sparse_name(raw: memoryview) -> str:
@@ -161,10 +161,10 @@ def _read_message(raw: memoryview, known: Mapping[int, FieldKind]) -> _Fields:
     for number, value in iter_fields(raw):
         kind = known.get(number)
         if kind is None or isinstance(value, int) != (kind in ("one number", "numbers")):
-            raise TrustError(f"a slice's graph holds a field (number {number}) that no slice of ours has")
+            raise TrustError(f"a slice's graph contains an unexpected field (number {number})")
         table: dict[int, list[Any]] = message.numbers if isinstance(value, int) else message.parts
         many = table.setdefault(number, [])
         if many and kind in ("one number", "one"):
-            raise TrustError(f"a slice's graph says the same thing twice (field number {number})")
+            raise TrustError(f"a slice's graph repeats a singular field (number {number})")
         many.append(value)
     return message

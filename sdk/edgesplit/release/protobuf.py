@@ -25,12 +25,12 @@ def iter_fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         value, at = _varint(raw, at)
         count += 1
         if not 0 < number < 1 << 29 or wire not in (_VARINT, _BYTES) or count > LIMITS.graph_parts:
-            raise TrustError("a slice's graph is not written as ours are, or has too many parts")
+            raise TrustError("a slice's graph has an unexpected encoding, or too many fields")
         if wire == _VARINT:
             yield number, value
             continue
         if value > len(raw) - at:
-            raise TrustError("a slice's graph is cut off")
+            raise TrustError("a slice's graph is truncated")
         yield number, raw[at : at + value]
         at += value
 
@@ -40,7 +40,7 @@ def _varint(raw: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for index in range(9):
         if at + index >= len(raw):
-            raise TrustError("a slice's graph is cut off")
+            raise TrustError("a slice's graph is truncated")
         byte = raw[at + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:

@@ -104,7 +104,7 @@ def _check_slices(recut: Manifest, base: Manifest, fingerprint: Fingerprint | No
 
 def _unknown_slice_message(slice_: Slice) -> str:
     return (
-        f"the slice {slice_.name!r} is none of the release it is a recut of, which can only be put into other tables:"
+        f"the slice {slice_.name!r} is none of the release it is a recut of, which may only be used in other plans:"
         " another cut of this model needs the release key"
     )
 
@@ -116,7 +116,9 @@ def _check_slice_entry(
     files = [file.name for file in slice_.files]
     same_kind = slice_.format == "onnx" and (slice_.format, slice_.kernels) in kinds and slice_.encryption is None
     if not same_kind or files not in ([GRAPH], [GRAPH, WEIGHTS]):
-        raise TrustError(f"the slice {slice_.name!r} of a recut does not run as its base's slices do")
+        raise TrustError(
+            f"the slice {slice_.name!r} of a recut has no file, or another format or other kernels than the base's"
+        )
     if slice_.files[0].bytes > LIMITS.graph_bytes:
         graph_bytes = slice_.files[0].bytes
         raise TrustError(f"the slice {slice_.name!r}: a graph of {graph_bytes} bytes, at most {LIMITS.graph_bytes}")
@@ -132,7 +134,7 @@ def _check_slice_entry(
         raise TrustError(f"the slice {slice_.name!r} takes or gives other tensors than its layers do")
     specs = {part.spec.name: part.spec for part in fingerprint.tensors}
     if any(specs.get(spec.name) != spec for spec in (*slice_.inputs, *slice_.outputs)):
-        raise TrustError(f"the slice {slice_.name!r} says of a tensor what the model does not")
+        raise TrustError(f"the slice {slice_.name!r} declares a tensor differently than the model")
 
 
 def _check_order(recut: Manifest) -> None:
@@ -141,7 +143,9 @@ def _check_order(recut: Manifest) -> None:
     for slice_ in recut.slices:
         input_names, output_names = {spec.name for spec in slice_.inputs}, {spec.name for spec in slice_.outputs}
         if not input_names <= available or output_names & available:
-            raise TrustError(f"the slice {slice_.name!r} of a recut reads what is not there yet, or writes what is")
+            raise TrustError(
+                f"the slice {slice_.name!r} of a recut reads a tensor before it is written, or writes one twice"
+            )
         available |= output_names
     if not {spec.name for spec in recut.outputs} <= available:
         raise TrustError("a recut's slices do not compute the model's outputs")
@@ -163,7 +167,7 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
     base_plan = base.plans.get(device_class)
     reference_plans = list(base.plans.values()) if base_plan is None else [base_plan]
     if plan.device_class != device_class or plan.model not in {reference.model for reference in base.plans.values()}:
-        raise TrustError(f"the plan for {device_class!r} says it is for something else")
+        raise TrustError(f"the plan for {device_class!r} is for another device class or model")
     if unprotected := {name for reference in reference_plans for name in reference.private_tensors} - set(
         plan.private_tensors
     ):
@@ -181,7 +185,7 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
             f"the plan for {device_class!r} sends to {plan.offload or 'the enrolled server'!r}, which its base does not"
         )
     if plan.local is None and all(reference.local is not None for reference in reference_plans):
-        raise TrustError(f"the plan for {device_class!r} leaves the device no way to answer alone, which its base does")
+        raise TrustError(f"the plan for {device_class!r} has no local row, which its base has")
     lossless = not all(_allows_loss(reference) for reference in reference_plans)
     for row in plan.rows:
         codecs = {*row.codecs.values(), *(codec for hop in row.hops for codec in hop.codecs.values())}
@@ -208,12 +212,12 @@ def _check_row(row: Row, recut: Manifest) -> None:
     )
     needed_remotely = {spec.name for slice_ in remote_slices for spec in slice_.inputs} - made_remotely
     if set(row.sends) != needed_remotely or len(set(row.sends)) != len(row.sends):
-        raise TrustError(f"row {row.name!r} of a recut sends other tensors than its far half takes")
+        raise TrustError(f"row {row.name!r} of a recut sends other tensors than its remote half takes")
     if not set(row.receives) <= made_remotely & {spec.name for spec in recut.outputs}:
-        raise TrustError(f"row {row.name!r} of a recut gets back what is no answer of its far half")
+        raise TrustError(f"row {row.name!r} of a recut receives tensors that its remote half does not return")
     model_inputs = {spec.name for spec in recut.inputs}
     if not {spec.name for slice_ in local_slices for spec in slice_.inputs} <= made_locally | model_inputs:
-        raise TrustError(f"row {row.name!r} of a recut needs on the device what is computed elsewhere")
+        raise TrustError(f"row {row.name!r} of a recut needs tensors on the device that are computed elsewhere")
     # The remainder beyond the next link must satisfy the same rules, link by link.
     if row.hops:
         _check_row(remote_half_beyond(row), recut)
@@ -234,7 +238,9 @@ def _read_file(slice_: Slice, files: Mapping[str, SliceFile], name: str, read: R
 def _check_graph(slice_: Slice, graph: SliceGraph, fingerprint: Fingerprint) -> None:
     """The slice's operators are those of its layers, each once; its inputs and outputs are declared as in the model."""
     if graph.ir_version != fingerprint.ir_version or not set(graph.opsets) <= set(fingerprint.opsets):
-        raise TrustError(f"the slice {slice_.name!r} gives its operators another meaning than the model does")
+        raise TrustError(
+            f"the slice {slice_.name!r} uses other operator sets or another version of ONNX than the model"
+        )
     if len({domain for domain, _ in graph.opsets}) != len(graph.opsets):
         raise TrustError(f"the slice {slice_.name!r} names an operator set twice")
     if tuple(map(sha256_of, graph.functions)) != fingerprint.functions:
@@ -262,7 +268,7 @@ def _check_weights(
             raise TrustError(f"the slice {slice_.name!r} has a sparse weight that is not the model's")
         names.append(sparse_name(raw))
     if len(set(names)) != len(names) or {part.spec.name for part in fingerprint.tensors} & set(names):
-        raise TrustError(f"the slice {slice_.name!r} has a weight twice, or one in a tensor's place")
+        raise TrustError(f"the slice {slice_.name!r} has a weight twice, or one with the name of a computed tensor")
 
 
 def _verified_weight_name(raw: memoryview, known: frozenset[str], weights_file: memoryview) -> str:

@@ -33,20 +33,20 @@ def merge_graphs(graphs: Mapping[str, bytes], outputs: Collection[str]) -> bytes
         parts = {name: onnx_graph.read_graph(raw) for name, raw in graphs.items()}
         return _merge(parts, outputs)
     except TrustError as error:
-        raise CannotMerge(f"not graphs as slices have them: {error}") from error
+        raise CannotMerge(f"not graphs of slices: {error}") from error
 
 
 def _merge(parts: Mapping[str, onnx_graph.SliceGraph], outputs: Collection[str]) -> bytes:
     first = next(iter(parts.values()))
     if any(graph_part.opsets != first.opsets for graph_part in parts.values()):
-        raise CannotMerge("they are of several operator sets")
+        raise CannotMerge("they use different operator sets")
     if any(graph_part.sparse_initializers for graph_part in parts.values()):
-        raise CannotMerge("they hold sparse weights")
+        raise CannotMerge("they contain sparse weights")
     produced = {onnx_graph.value_name(raw): raw for graph_part in parts.values() for raw in graph_part.outputs}
     consumed = {onnx_graph.value_name(raw): raw for graph_part in parts.values() for raw in graph_part.inputs}
     missing = sorted(set(outputs) - set(produced))
     if missing:
-        raise CannotMerge(f"none of them gives {missing[0][:80]!r}")
+        raise CannotMerge(f"no slice returns {missing[0][:80]!r}")
     # Slices of one model may share weights and functions: each is taken once, if all copies are equal.
     weights = _unique_by_name(
         (

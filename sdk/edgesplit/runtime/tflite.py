@@ -80,7 +80,7 @@ def open_interpreter(
         interpreter = module.Interpreter(model_path=str(path), num_threads=threads, experimental_op_resolver_type=plain)
         return _allocate(interpreter, shapes), "plain"
     except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:400] or "it does not say why (tensors larger than memory are a cause)"
+        reason = " ".join(str(error).split())[:400] or "it gives no reason (tensors larger than memory are a cause)"
         raise ModelRefused(f"LiteRT cannot load it: {reason}") from error
 
 
@@ -92,7 +92,7 @@ def _open_on_edge_tpu(module: Any, path: Path, threads: int) -> Any:
         interpreter = module.Interpreter(model_path=str(path), num_threads=threads, experimental_delegates=[delegate])
         return _allocate(interpreter, None)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ModelRefused(f"no Edge TPU runs it here: {' '.join(str(error).split())[:200]}") from error
+        raise ModelRefused(f"no Edge TPU can run it here: {' '.join(str(error).split())[:200]}") from error
 
 
 def edge_tpu_problem() -> str:

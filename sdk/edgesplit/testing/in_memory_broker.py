@@ -96,7 +96,7 @@ class InMemoryBroker:
         self.up = False
         for session in list(self._clients.values()):
             self._remove(session, will=False)
-            session.on_connection_lost("the broker has gone")
+            session.on_connection_lost("the broker was stopped")
         if clear_retained:
             self._retained.clear()
 
@@ -125,7 +125,7 @@ class InMemoryBroker:
         if older is not None:
             self._remove(older, will=True)
             older.taken_over = True
-            older.on_connection_lost("another session of our own name took over: was this card copied?")
+            older.on_connection_lost("another session with this client id took over: was this card copied?")
         self.counts.connects += 1
         self._clients[session.client_id] = session
         self.on_client(session.client_id)
@@ -377,7 +377,7 @@ class InMemorySession:
         if self._stopped or self._connected:
             return
         if self.path.cut:
-            self.problem = "no way to the broker"
+            self.problem = "the broker cannot be reached"
         else:
             will = self._make_will
             self.will = will() if callable(will) else will
@@ -422,7 +422,7 @@ class InMemorySession:
     def _on_silence(self, number: int) -> None:
         if self.path.cut and self._connected and number == self._connection_number:
             self._broker.remove_session(self, will=True)
-            self.on_connection_lost("nothing was heard of the broker")
+            self.on_connection_lost("the broker did not respond")
 
 
 def matches(topic_filter: str, topic: str) -> bool:

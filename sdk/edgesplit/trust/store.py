@@ -137,7 +137,7 @@ class TrustStore:
         except FileNotFoundError as error:
             raise LinkError("no metadata yet: refresh first") from error
         except (TrustError, OSError, ValueError) as error:
-            raise LinkError(f"the stored metadata is spoiled ({error}): refresh first") from error
+            raise LinkError(f"the stored metadata is corrupt ({error}): refresh first") from error
         try:
             self._record.refuse_rollback(trusted.marks)
         except TrustError as error:
@@ -152,7 +152,7 @@ class TrustStore:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             # The record is written durably, so the disk itself must have failed. A device that can never update again
             # is worse than one that once takes the versions of its verified cache as the newest seen.
-            _log.error("%s is spoiled (%s): starting a new record", self._record_file, error)
+            _log.error("%s is corrupt (%s): starting a new record", self._record_file, error)
             return RollbackRecord()
 
     def _write_record(self, record: RollbackRecord) -> None:
@@ -197,7 +197,7 @@ class TrustStore:
         except RepositoryError as error:
             raise TrustError(f"metadata: {error}") from error
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise TrustError(f"metadata that python-tuf cannot take: {error!r}") from error
+            raise TrustError(f"metadata that python-tuf cannot process: {error!r}") from error
 
     def _has_planner(self, updater: Updater) -> bool:
         """Update the planner's metadata; True if it verifies. A failure does not block releases that the release key
@@ -208,11 +208,11 @@ class TrustStore:
         except DownloadLengthMismatchError as error:
             _log.warning("the planner's metadata is larger than allowed (%s): no recut is installed", error)
         except DownloadHTTPError as error:
-            _log.warning("the planner's metadata is not there (%s): no recut is installed", error)
+            _log.warning("the planner's metadata is missing (%s): no recut is installed", error)
         except DownloadError:
             raise
         except RepositoryError as error:
-            _log.warning("the planner's metadata is not believed (%s): no recut is installed", error)
+            _log.warning("the planner's metadata is not trusted (%s): no recut is installed", error)
         return False
 
     def _read_cache(self, has_planner: bool) -> TrustedMetadata:

@@ -90,7 +90,7 @@ def verify_release(raw_manifest: bytes, proof: Proof, bootstrap_root: bytes) -> 
         check_listed(raw_manifest, release, chain.targets)
         manifest = decode_manifest(raw_manifest)
         if manifest.recut_of:
-            raise TrustError(f"release {release[:12]} calls itself a recut, which is the planner's to sign")
+            raise TrustError(f"release {release[:12]} is a recut, which only the planner's key may sign")
         return VerifiedRelease(manifest)
     assert chain.planner is not None
     check_target(raw_manifest, release, chain.planner.targets[recut_path(release)])
@@ -122,7 +122,7 @@ def verify_statement_offline(raw: bytes, device: str, proof: Proof, bootstrap_ro
 def require_base(recut: Manifest) -> None:
     """TrustError unless this manifest, which the planner lists, names the release that it is a recut of."""
     if not recut.recut_of:
-        raise TrustError("the planner signed what names no release that it is a recut of: that needs the release key")
+        raise TrustError("the planner signed a release that is no recut: that needs the release key")
 
 
 @dataclass(frozen=True, slots=True)

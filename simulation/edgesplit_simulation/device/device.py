@@ -390,7 +390,7 @@ class _PoweredAgent:
         def chunk(sha256: str) -> bytes:
             data = store.get(sha256)
             if data is None:
-                raise LinkError(f"chunk {sha256[:12]} has gone again")
+                raise LinkError(f"chunk {sha256[:12]} is missing on disk")
             return data
 
         return chunk

@@ -153,12 +153,12 @@ class SimulatedEngine:
         """The result of a request and the seconds until it is known."""
         choice = self._select_row(release, model, deadline_s)
         if choice is None:
-            raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
+            raise LinkError("the plan has no fallback, and the cloud does not answer")
         row = choice.row
         expected_s = plans.latency_s(row, self.conditions)
         device_s = self._run_on_device(release, row) if row.device else 0.0
         if device_s > deadline_s:  # the device's part alone misses the deadline: nothing is sent
-            return DeadlineExceeded("the device's part was not done before the deadline"), deadline_s
+            return DeadlineExceeded("the device's part was not finished before the deadline"), deadline_s
         if row.is_local:
             return self._report(release, row, expected_s, device_s, device_s=device_s), device_s
         return self._offload_with_fallback(release, choice, expected_s, device_s, deadline_s)
@@ -217,7 +217,7 @@ class SimulatedEngine:
             ), alone_s
         if not failed and cloud_s <= deadline_s:
             return report(row, latency_s=cloud_s, device_s=device_s, link_s=link_s, remote_s=remote_s), cloud_s
-        return DeadlineExceeded("neither the cloud nor the device was done before the deadline"), deadline_s
+        return DeadlineExceeded("neither the cloud nor the device finished before the deadline"), deadline_s
 
     def _simulate_exchange(self, row: Row) -> tuple[float, float, str]:
         """Seconds on the link, seconds on the offload server, and the failure: `link`, `refused` or empty."""

@@ -73,7 +73,7 @@ def test_each_row_is_a_model_of_its_own(serving: Callable[..., OffloadServer], r
 def test_a_local_row_or_an_unknown_codec_is_not_run(serving: Callable[..., OffloadServer]) -> None:
     """Without a remote half: not found. A codec that this version does not have: a server error, not the client's."""
     server = serving()
-    assert error(ask(server, LOCAL)) == (404, "row 'local' has no far half")
+    assert error(ask(server, LOCAL)) == (404, "row 'local' has no remote half")
     status, text = error(ask(server, LATER))
     assert (status, "int4" in text) == (500, True)
 
@@ -275,7 +275,7 @@ def test_a_body_may_not_grow_beyond_what_its_model_takes(serving: Callable[..., 
     pack = {"gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}[coding]
     packed = pack(bytes(3_000_000))
     reply = post(serving(), f"/v2/models/{CUT}/infer", packed, {"content-encoding": coding})
-    assert error(reply) == (400, "compressed body: more than 1048704 bytes inside")
+    assert error(reply) == (400, "compressed body: more than 1048704 bytes when decoded")
 
 
 def test_concurrent_first_requests_load_each_slice_once(serving: Callable[..., OffloadServer], gate: Gate) -> None:

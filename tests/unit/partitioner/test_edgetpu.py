@@ -187,7 +187,7 @@ def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: p
     assert model.kernels == "edgetpu"
     (tmp_path / "model.tflite").write_bytes(model.raw)
     monkeypatch.setattr(tflite, "EDGE_TPU_LIBRARY", "no-such-library.so")
-    with pytest.raises(ModelRefused, match="no Edge TPU runs it here"):
+    with pytest.raises(ModelRefused, match="no Edge TPU can run it here"):
         LiteRtRuntime().load(whole_model_slice(model), tmp_path)
 
 

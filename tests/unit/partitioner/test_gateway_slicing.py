@@ -152,7 +152,7 @@ def test_a_manifest_whose_hops_do_not_hang_together_is_refused() -> None:
             decode_manifest(encode_manifest(one))
             pytest.fail(what)
     private = msgspec.structs.replace(manifest.plans[CLASS], private_tensors=row.hops[0].sends)
-    with pytest.raises(MalformedMessage, match="never leave"):
+    with pytest.raises(MalformedMessage, match="stay on the device"):
         decode_manifest(encode_manifest(msgspec.structs.replace(manifest, plans={CLASS: private})))
 
 

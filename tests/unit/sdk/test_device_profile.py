@@ -164,17 +164,17 @@ def test_a_calibrated_profile_carries_its_fit() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trend": [1.0]}, "hang together"),
-        ({"points": [[1.0, 2.0]]}, "hang together"),
-        ({"bends": []}, "hang together"),
-        ({"scale": [0.0]}, "cannot be"),
-        ({"trend": [float("nan"), 1.0]}, "cannot be"),
-        ({"width": 0.0}, "cannot be"),
+        ({"trend": [1.0]}, "is inconsistent"),
+        ({"points": [[1.0, 2.0]]}, "is inconsistent"),
+        ({"bends": []}, "is inconsistent"),
+        ({"scale": [0.0]}, "impossible numbers"),
+        ({"trend": [float("nan"), 1.0]}, "impossible numbers"),
+        ({"width": 0.0}, "impossible numbers"),
         ({"low": -1.0}, "low"),
-        ({"low": 2.0, "high": 0.1}, "cannot be"),
-        ({"points": [[0.0]]}, "cannot be"),
-        ({"lowest": [-1.0]}, "cannot be"),
-        ({"highest": [0.0]}, "cannot be"),
+        ({"low": 2.0, "high": 0.1}, "impossible numbers"),
+        ({"points": [[0.0]]}, "impossible numbers"),
+        ({"lowest": [-1.0]}, "impossible numbers"),
+        ({"highest": [0.0]}, "impossible numbers"),
         ({"code": "import os"}, "code"),
     ],
 )
@@ -209,7 +209,7 @@ def test_aliases_are_refused_by_name() -> None:
     """A few kilobytes of aliases stand for gigabytes; whoever used one to save a line is told what to do."""
     text = text_with().replace("basis: assumption", "basis: &a assumption", 1)
 
-    with pytest.raises(UsageError, match=r"aliases \(\*a\) are not taken"):
+    with pytest.raises(UsageError, match=r"aliases \(\*a\) are not supported"):
         parse_profile(text + "again: *a\n", "mine")
 
 

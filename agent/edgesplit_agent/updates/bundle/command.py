@@ -50,19 +50,25 @@ def add_bundle_command(commands: Any, status: ReadStatus) -> None:
     """Add the command `bundle` to the parser; `status` reads the status of a running agent."""
     bundle = commands.add_parser("bundle", help="releases from a USB stick or a file, without a network")
     subcommands = bundle.add_subparsers(required=True, metavar="COMMAND")
-    show = subcommands.add_parser("show", help="what a bundle holds, and whether this device believes it")
+    show = subcommands.add_parser("show", help="show what a bundle contains, and whether this device trusts it")
     show.add_argument("bundle", type=Path, metavar="DIR|FILE.tar")
-    show.add_argument("--data", type=Path, metavar="DIR", help="the agent's own folder: verify by what it trusts")
+    show.add_argument(
+        "--data", type=Path, metavar="DIR", help="the agent's data folder, by whose trust the bundle is verified"
+    )
     show.add_argument("--json", dest="as_json", action="store_true", help="print JSON")
     show.set_defaults(command=_show)
-    apply = subcommands.add_parser("apply", help="take what this device shall run from a bundle")
+    apply = subcommands.add_parser("apply", help="apply a bundle to this device")
     apply.add_argument("bundle", type=Path, metavar="DIR|FILE.tar")
-    apply.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's own folder")
+    apply.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's data folder")
     apply.add_argument(
-        "--wait", type=int, default=WAIT_S, metavar="SECONDS", help=f"for an agent that runs (default {WAIT_S})"
+        "--wait",
+        type=int,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help=f"time for a running agent to apply it (default {WAIT_S})",
     )
     apply.add_argument(
-        "--store-quota", type=_size, metavar="SIZE", help="where no agent runs: as its own option of that name"
+        "--store-quota", type=_size, metavar="SIZE", help="where no agent runs: like the agent's option of that name"
     )
     apply.set_defaults(command=lambda options: _apply(options, status))
 
@@ -114,15 +120,17 @@ def verify_for_device(
             store.refresh(carrier.fetch)
             statement = store.verify_statement(carrier.statement(identity.device), identity.device, for_install=True)
         except EdgeError as error:
-            return identity.device, f"not to be taken: {error}"
-    return identity.device, f"good; statement {statement.counter}, {len(statement.releases)} models"
+            return identity.device, f"not applicable: {error}"
+    return identity.device, f"valid; statement {statement.counter}, {len(statement.releases)} models"
 
 
 def lines(description: Mapping[str, Any]) -> list[str]:
     """The description of a bundle as lines for a terminal; characters that are not printable are replaced, because the
     bundle is not trusted."""
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(max(description["valid_until"], 0), 2**40)))
-    result = [f"made by {_plain(description['controller'])}, good until {until} ({_plain(description['limited_by'])})"]
+    result = [
+        f"created by {_plain(description['controller'])}, valid until {until} ({_plain(description['limited_by'])})"
+    ]
     result += [
         f"  {_plain(entry['model'])}  {entry['release'][:12]}  {entry['bytes'] / 1e6:.1f} MB"
         for entry in description["releases"]
@@ -134,7 +142,7 @@ def lines(description: Mapping[str, Any]) -> list[str]:
     if "verified" in description:
         result.append(f"on this device, {description['device']}: {_plain(description['verified'])}")
     else:
-        result.append("not verified: give --data for what this device makes of it")
+        result.append("not verified: --data verifies it by this device's trust")
     return result
 
 
@@ -151,8 +159,8 @@ def _apply(options: argparse.Namespace, status: ReadStatus) -> int:
         lacking = apply_without_agent(folder, identity, bundle, _progress_bar(), options.store_quota)
     finally:
         folder.release()
-    lacking = lacking or "everything that this device shall run is here"
-    print(f"taken: {lacking}; it runs with the next start of the agent")
+    lacking = lacking or "all releases of this device are stored"
+    print(f"applied: {lacking}; the agent serves them from its next start")
     return 0
 
 
@@ -194,11 +202,11 @@ def _request_and_wait(folder: DataFolder, bundle: Path, wait_s: float, status: R
         if info.get("number") == submitted.number:
             if info["state"] == "taken":
                 detail = f": {info['detail']}" if info["detail"] else ""
-                print(f"taken{detail}; `edgesplit-agent status` shows what runs")
+                print(f"applied{detail}; `edgesplit-agent status` shows what runs")
                 return 0
             if info["state"] == "refused":
                 request.withdraw(folder.bundle_request_file, submitted.number)
-                raise UsageError(f"the agent does not take it: {info['detail']}")
+                raise UsageError(f"the agent refused the bundle: {info['detail']}")
             if info["state"] == "waiting" and info["detail"] != last_detail:
                 last_detail = info["detail"]
                 print(f"waiting: {last_detail}", file=sys.stderr)
@@ -206,14 +214,16 @@ def _request_and_wait(folder: DataFolder, bundle: Path, wait_s: float, status: R
         elif request.read(folder.bundle_request_file) is None:
             request.write(folder.bundle_request_file, submitted)
         pause.wait(POLL_S)
-    raise LinkError(f"the agent has not taken it within {wait_s:.0f} s; it goes on by itself, `status` shows how far")
+    raise LinkError(
+        f"the agent has not applied it within {wait_s:.0f} s; it continues by itself, `status` shows its progress"
+    )
 
 
 def _identity(folder: DataFolder) -> Identity:
     """The identity of the folder's device; UsageError where it is not enrolled."""
     identity = folder.read_identity()
     if identity is None:
-        raise UsageError(f"{folder.path} is not enrolled: a bundle brings releases, not who the device is")
+        raise UsageError(f"{folder.path} is not enrolled: a bundle contains releases, and no identity")
     return identity
 
 

@@ -42,7 +42,7 @@ class BundleFetcher:
         try:
             return decode_index(self._reader.read(INDEX_FILE, MAX_INDEX_BYTES))
         except FileNotFoundError as error:
-            raise LinkError("the bundle is gone: bring it back, and it goes on") from error
+            raise LinkError("the bundle's medium is missing: connect it again to continue") from error
 
     def statement(self, device: str) -> bytes:
         """The director's statement for that device, not verified yet; UsageError where the bundle has none."""
@@ -94,7 +94,7 @@ class BundleFetcher:
         except FileNotFoundError as error:
             raise LinkError(f"chunk {sha256[:12]} is not in the bundle") from error
         if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
-            raise MalformedMessage(f"chunk {sha256[:12]} in the bundle is spoilt: make the bundle again")
+            raise MalformedMessage(f"chunk {sha256[:12]} in the bundle is corrupt: make the bundle again")
         return data
 
     def close(self) -> None:

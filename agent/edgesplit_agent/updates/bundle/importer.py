@@ -65,6 +65,6 @@ class BundleImporter:
         try:
             self.installer.fetch_manifest(release, fetcher.fetch)
         except (LinkError, UsageError) as error:
-            log.warning("release %s is not taken from the bundle: %s", release[:12], error)
+            log.warning("release %s is not applied from the bundle: %s", release[:12], error)
             return False
         return True

@@ -59,7 +59,7 @@ class FolderReader:
             raise LinkError(f"cannot read the bundle {path}: {error.strerror}") from error
         if not (path / INDEX_FILE).is_file():
             self.close()
-            raise UsageError(f"{path} holds no whole bundle: {INDEX_FILE}, which is written last, is missing")
+            raise UsageError(f"{path} is no complete bundle: {INDEX_FILE}, which is written last, is missing")
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Content of the file at `path`; TrustError where it is longer than `max_bytes`, or behind a link."""
@@ -95,7 +95,7 @@ class FolderReader:
             try:
                 os.stat(INDEX_FILE, dir_fd=self._descriptor, follow_symlinks=False)
             except OSError:
-                return LinkError(f"the bundle at {self._path} is gone: bring it back, and it goes on")
+                return LinkError(f"the bundle at {self._path} is missing: connect its medium again to continue")
             return FileNotFoundError(errno.ENOENT, "not in the bundle", path)
         if error.errno in _ABSENT:
             return TrustError(f"{path} in the bundle is behind a link")
@@ -132,7 +132,7 @@ class TarReader:
             raise
         if INDEX_FILE not in self._files:
             self.close()
-            raise UsageError(f"{path} holds no whole bundle: there is no {INDEX_FILE}")
+            raise UsageError(f"{path} is no complete bundle: there is no {INDEX_FILE}")
 
     def _list_files(self) -> dict[str, tarfile.TarInfo]:
         """Regular files with a permitted name, by name. TrustError beyond `MOST_MEMBERS`, MalformedMessage for a
@@ -145,7 +145,7 @@ class TarReader:
                 if member.isreg() and not member.issparse() and _PATH.fullmatch(member.name):
                     files.setdefault(member.name, member)
         except (tarfile.TarError, ValueError, EOFError) as error:
-            raise MalformedMessage(f"{self._path} is cut off or spoilt: {error}") from error
+            raise MalformedMessage(f"{self._path} is truncated or corrupt: {error}") from error
         except OSError as error:
             raise LinkError(f"cannot read the bundle {self._path}: {error.strerror}") from error
         return files

@@ -56,7 +56,7 @@ def write(file: Path, bundle_request: BundleRequest) -> None:
     try:
         write_durably(file, msgspec.json.encode(bundle_request))
     except OSError as error:
-        raise UsageError(f"cannot ask the agent, whose folder this user may not write: {error.strerror}") from error
+        raise UsageError(f"cannot write the request into the agent's folder as this user: {error.strerror}") from error
 
 
 def withdraw(file: Path, number: str) -> None:
@@ -103,7 +103,7 @@ class BundleWatch:
         if bundle_request is None:
             return
         if bundle_request.number != status.number:
-            log.info("taking the bundle at %s", bundle_request.path)
+            log.info("applying the bundle at %s", bundle_request.path)
             self._reconciler.on_bundle(bundle_request.number, bundle_request.path)
         elif status.state in ("taken", "refused"):
             detail = f": {status.detail}" if status.detail else ""
@@ -125,7 +125,7 @@ class BundleWatch:
             try:
                 self.poll()
             except OSError as error:
-                log.warning("cannot clear away %s: %s", self._file, error)
+                log.warning("cannot remove %s: %s", self._file, error)
 
 
 warm_up_structs(__name__)

@@ -31,7 +31,7 @@ SMOOTHING = 0.3
 """Weight of the latest mean in the exponential average of a request's duration."""
 ANSWERING = Task(0.0, math.inf, "answered lanes")
 """Task of a worker that answered lane requests since the last check, so that it is checked again soon."""
-NOT_A_STREAM = "a lane is a connected Unix stream socket"
+NOT_A_STREAM = "a lane needs a connected Unix stream socket"
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
@@ -122,7 +122,7 @@ class LaneBroker:
             self._open(spec, sock, shared=shared)
         except OSError as error:
             sock.close()
-            raise Busy(f"no lane can be had now: {error.strerror or error}") from error
+            raise Busy(f"no lane is available now: {error.strerror or error}") from error
         except BaseException:
             sock.close()
             raise
@@ -132,7 +132,7 @@ class LaneBroker:
             if self._closed:
                 raise Busy("the model's worker has ended")
             if self._state.has_changed:
-                raise Busy("the model's worker does not run as it was opened")
+                raise Busy("the model's worker has changed since it opened the model")
             self._close_abandoned()
             slot = next((candidate for candidate in range(MAX_LANES) if candidate not in self._ends), None)
             if slot is None:
@@ -227,7 +227,7 @@ class LaneBroker:
         return self._task
 
     def _set_spec(self, spec: LaneSpec) -> None:
-        """Make `order` current; results of another order are first delivered to its receiver."""
+        """Make `spec` current; results of another order are first delivered to its receiver."""
         before = self._spec
         if before is not None and before.slices == spec.slices:
             self._spec = spec
@@ -319,7 +319,7 @@ def _duplicate_stream(descriptor: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=os.dup(descriptor))
     except OSError as error:
-        raise Busy(f"no lane can be had now: {error.strerror}") from error
+        raise Busy(f"no lane is available now: {error.strerror}") from error
     listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or listens:
         sock.close()

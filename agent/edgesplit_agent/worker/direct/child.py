@@ -132,7 +132,7 @@ class LaneConnection:
             for name, view in self._outputs:
                 _write_output(view, live[name])
         except Exception as error:  # of any kind: the client retries through the agent, which counts the failure
-            log.warning("asked by a lane: %s", error)
+            log.warning("a request on a lane failed: %s", error)
             words.record_failure()
             self._reply(number, FAILED)
             return

@@ -85,7 +85,7 @@ class LaneSharedState:
         self._seconds[_SCALE] = scale
 
     def open_slot(self, slot: int, number: int) -> None:
-        """Agent: lane `number` in slot `place` may be answered from now on."""
+        """Agent: lane `number` in this slot may be answered from now on."""
         self._counts[_OPEN + slot] = number
 
     def close_slot(self, slot: int) -> None:

@@ -63,7 +63,7 @@ class AsyncLane:
             if remaining_body := end.remaining_body:
                 await self._receive_into(remaining_body)
         except (OSError, asyncio.TimeoutError) as error:
-            raise LaneClosed(f"silent, or gone: {error}") from error
+            raise LaneClosed(f"no answer, or closed: {error}") from error
         finally:
             timer.cancel()
         return end.decode_answer(outputs)
@@ -155,7 +155,7 @@ class AsyncLanes:
                 answer = await lane.infer(inputs, outputs, deadline)
                 is_reusable = True
             except LaneClosed as error:
-                log.debug("the lane to %s is given up: %s", model, error)
+                log.debug("the lane to %s is closed: %s", model, error)
             finally:
                 self._release(state, lane, is_reusable)
         if answer is None:

@@ -153,7 +153,7 @@ def decode_grant(reply: Reply) -> Grant:
         raise LaneClosed(f"not granted ({reply.status})")
     grant = decode_json(reply.body, Grant, "not a grant", error=LaneClosed)
     if not grant.is_valid:
-        raise LaneClosed("a grant of places that are none")
+        raise LaneClosed("a grant with an invalid memory layout")
     return grant
 
 
@@ -164,7 +164,7 @@ def receive_memory(grant: Grant, sock: socket.socket, *, shared: bool) -> memory
     try:
         first, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(width), flags)
     except OSError as error:
-        raise LaneClosed(f"nothing came of it: {error}") from error
+        raise LaneClosed(f"its greeting cannot be received: {error}") from error
     received = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -172,13 +172,13 @@ def receive_memory(grant: Grant, sock: socket.socket, *, shared: bool) -> memory
     if first != wire.READY or len(received) != int(shared):
         for descriptor in received:
             os.close(descriptor)
-        raise LaneClosed("not how a lane begins")
+        raise LaneClosed("an invalid greeting")
     if not shared:
         return memoryview(bytearray(grant.bytes))
     try:
         segment = Segment.from_descriptor(received[0])
     except (EdgeError, OSError, ValueError) as error:
-        raise LaneClosed(f"its memory is none: {error}") from error
+        raise LaneClosed(f"its memory cannot be used: {error}") from error
     segment.close()  # the pages stay for as long as a view of them does
     if segment.size < grant.bytes:
         raise LaneClosed("its memory is too small")

@@ -65,7 +65,7 @@ class Lane:
             if not end.shared and (remaining_body := end.remaining_body):
                 self._receive(remaining_body, now + within_s)
         except OSError as error:
-            raise LaneClosed(f"silent, or gone: {error}") from error
+            raise LaneClosed(f"no answer, or closed: {error}") from error
         return end.decode_answer(outputs)
 
     def _set_kernel_timeout(self, seconds: float) -> None:
@@ -86,7 +86,7 @@ class Lane:
             if count == len(into):
                 return
             if monotonic() > deadline:
-                raise LaneClosed("too slow")
+                raise LaneClosed("the answer came too slowly")
             into = into[count:]
 
     def _send(self, deadline: float) -> None:
@@ -95,7 +95,7 @@ class Lane:
         while parts:
             send_some(self.end.sock, parts)
             if parts and monotonic() > deadline:
-                raise LaneClosed("takes nothing")
+                raise LaneClosed("the worker does not receive")
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Lanes:
             try:
                 answer = lane.infer(inputs, outputs, deadline)
             except LaneClosed as error:
-                log.debug("the lane to %s is given up: %s", model, error)
+                log.debug("the lane to %s is closed: %s", model, error)
                 self._discard(model)
             except BaseException:  # a late answer to this request may still arrive on it
                 self._discard(model)

@@ -72,7 +72,7 @@ def test_starting_a_version_does_not_change_it(shelf: VersionStore) -> None:
         (archive(("broken-1.0-py3-none-any.whl", b"x")), "cannot be installed"),
         (archive(small_agent("0.3.0"), wheel("liar", "1.0", {"liar.py": ""}, lie=True)), "cannot be installed"),
         (archive(small_agent("0.3.0"), wheel("way", "1.0", {"../../../way.py": ""})), "cannot be installed"),
-        (archive(small_agent("0.3.0", says="0.2.0")), "calls itself 0.2.0"),
+        (archive(small_agent("0.3.0", says="0.2.0")), "reports version 0.2.0"),
         (archive(small_agent("0.3.0", problem="too young")), "cannot run here: too young"),
         (archive(small_agent("0.3.0", body="import nothing_here")), "No module named 'nothing_here'"),
         (archive(small_agent("0.3.0", body="print('[]')")), "does not start here"),

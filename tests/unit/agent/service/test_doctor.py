@@ -131,7 +131,7 @@ def test_a_server_that_is_not_there_is_told_from_a_name_that_is_not_known(device
     assert known is not None
     there = Identity(**{**{name: getattr(known, name) for name in known.__struct_fields__}, "broker": "no.invalid:1"})
     device.folder.write_identity(there)
-    assert "the name no.invalid is not known" in of(device.found(), "broker").said
+    assert "the name no.invalid cannot be resolved" in of(device.found(), "broker").said
 
 
 def test_a_server_of_another_authority_is_not_believed(device: Device, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_server_of_another_authority_is_not_believed(device: Device, tmp_path:
     device.servers["controller"].stop()
     device.servers["controller"] = Server(stranger.server_context(client_required=False))
     device.enrol()
-    assert "is not believed" in of(device.found(), "controller").said
+    assert "is not trusted" in of(device.found(), "controller").said
 
 
 def test_a_device_that_is_not_let_in_is_told_so(device: Device, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_clock_that_is_wrong_is_seen_by_the_controllers_and_by_our_certificate
     device.servers["controller"] = Server(device.tls.server_context(client_required=False), date=NOW)
     device.enrol()
     assert "behind the controller's" in of(device.found(), "clock").said
-    assert "before our certificate was made" in of(device.found(online=False, now=1e9), "clock").said
+    assert "before the certificate was issued" in of(device.found(online=False, now=1e9), "clock").said
 
 
 def test_certificates_that_end_are_seen_before_and_after(device: Device) -> None:
@@ -166,7 +166,7 @@ def test_certificates_that_end_are_seen_before_and_after(device: Device) -> None
     year = 365 * 86_400.0
     start = os.stat(device.folder.certificate_file).st_mtime
     assert "overdue" in of(device.found(online=False, now=start + 0.8 * year), "identity").said
-    assert "has ended" in of(device.found(online=False, now=start + 1.2 * year), "identity").todo
+    assert "has expired" in of(device.found(online=False, now=start + 1.2 * year), "identity").todo
     assert of(device.found(online=False, now=start + 40 * year), "authority").level == "bad"
 
 
@@ -190,15 +190,15 @@ def test_a_device_without_identity_is_told_what_its_claim_lacks(tmp_path: Path) 
     data.mkdir(mode=0o700)
     assert "there is no claim" in of(examine(data, online=False), "identity").said
     (data / "claim.json").write_text("{")
-    assert "is spoilt" in of(examine(data, online=False), "identity").said
+    assert "is invalid" in of(examine(data, online=False), "identity").said
     claim = Claim(
         device=DEVICE, device_class="generic-x86", token="t", controller_url="https://no.invalid", ca_pem="",
         tuf_root="{}", expires=int(NOW),
     )  # fmt: skip
     (data / "claim.json").write_bytes(encode_document(claim))
-    assert "ended on 2027-01-15" in of(examine(data, online=False, now=NOW + 1), "identity").said
+    assert "expired on 2027-01-15" in of(examine(data, online=False, now=NOW + 1), "identity").said
     waiting = examine(data, now=NOW - 1)
-    assert of(waiting, "identity").level == "warning" and "not known" in of(waiting, "controller").said
+    assert of(waiting, "identity").level == "warning" and "cannot be resolved" in of(waiting, "controller").said
 
 
 def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Pat
     world.folder = device.folder.path
     world.store("trust").refresh(world.fetch)
     assert of(device.found(online=False, now=world.now), "trust").said.startswith("root 1, releases")
-    assert "ended on" in of(device.found(online=False, now=world.now + 1e10), "trust").said
+    assert "expired on" in of(device.found(online=False, now=world.now + 1e10), "trust").said
     for file in (device.folder.trust).rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:-40])
@@ -237,7 +237,7 @@ def test_an_agent_that_holds_the_folder_and_does_not_answer_is_found(device: Dev
     assert "no agent runs" in of(device.found(online=False), "agent").said
     with (device.folder.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "serves nobody yet" in of(device.found(online=False), "agent").said
+        assert "does not serve yet" in of(device.found(online=False), "agent").said
 
         class Answers(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

@@ -124,7 +124,7 @@ def test_a_run_is_given_time_to_start_then_time_between_signs_of_life_then_time_
         .after_notification(b"\xff\x00garbage", 70.0)
         .after_notification(b"XWATCHDOG=1", 80.0)
     )
-    assert run.deadline == 110.0 and "no sign of life for 60 s" in run.missed_deadline()
+    assert run.deadline == 110.0 and "no watchdog notification for 60 s" in run.missed_deadline()
     assert ProgramRun(10.0, 0.0).after_notification(b"READY=1", 11.0).deadline == math.inf
     told = run.after_stop_request(100.0).after_stop_request(120.0)
     assert told.deadline == 100.0 + STOP_S and "did not end" in told.missed_deadline()

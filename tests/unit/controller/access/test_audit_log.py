@@ -123,7 +123,7 @@ def test_a_cut_at_the_end_and_a_log_that_was_written_anew_are_noticed(database_u
     engine.dispose()
     audit.write(AuditEntry(what="another life", outcome="done"))
     assert audit.verify()["problem"] == ""
-    assert "was cut, or written anew" in audit.verify(noted)["problem"]
+    assert "was truncated or rewritten" in audit.verify(noted)["problem"]
     database.close()
 
 

@@ -28,7 +28,7 @@ def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> N
         before = known
         known, verdict = device_state.after_telemetry(known, session, sequence, (session, sequence) in stored)
         assert (known.session, known.sequence) >= (before.session, before.sequence) or known.session > before.session
-        assert verdict == "older session" or (verdict == "again") == ((session, sequence) in stored)
+        assert verdict == "older session" or (verdict == "duplicate") == ((session, sequence) in stored)
         if verdict != "older session":
             stored.add((session, sequence))
         else:

@@ -171,7 +171,7 @@ def test_a_bundle_is_no_longer_than_was_asked(tmp_path: Path) -> None:
     assert "1999 " in content["log"][-1] and content["lines_left_away"] > 0
     asked.diagnosis._status = lambda: {"noise": [rng.random() for _ in range(500)]}
     (refused,) = asked.answer(job(2, most_bytes=1_024), 100.0 + PAUSE_S)
-    assert isinstance(refused, JobRefused) and "takes" in refused.reason
+    assert isinstance(refused, JobRefused) and "smallest" in refused.reason
 
 
 def test_a_device_answers_no_more_often_than_it_can_afford(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_an_exporter_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture
     """And nothing breaks."""
     with caplog.at_level(logging.WARNING):
         assert tracing.make_tracer("x", {}, {"OTEL_TRACES_EXPORTER": "zipkin"}) is TRACING_OFF
-    assert "only otlp is spoken here" in caplog.text
+    assert "only otlp is supported" in caplog.text
 
 
 def test_opentelemetry_that_is_missing_is_said_once(

@@ -130,20 +130,20 @@ def inside(body: bytes) -> bytes:
 EMPTY = field(7, 2, inside(b""))
 REFUSED: dict[str, tuple[bytes, str]] = {
     "no graph": (b"", "no graph"),
-    "a group": (EMPTY + field(1, 3) + field(1, 4), "not written as ours"),
-    "a fixed number": (EMPTY + field(1, 5, b"\0" * 4), "not written as ours"),
-    "field number 0": (EMPTY + b"\0\0", "not written as ours"),
+    "a group": (EMPTY + field(1, 3) + field(1, 4), "unexpected encoding"),
+    "a fixed number": (EMPTY + field(1, 5, b"\0" * 4), "unexpected encoding"),
+    "field number 0": (EMPTY + b"\0\0", "unexpected encoding"),
     "a long form of a number": (EMPTY + field(1, 0, b"\x89\x00"), "shortest form"),
     "a number beyond 63 bits": (EMPTY + field(1, 0, b"\xff" * 9 + b"\x01"), "too large"),
-    "a number without an end": (EMPTY + field(1, 0, b"\x80"), "cut off"),
-    "a length beyond the end": (EMPTY + field(2, 2, b"\x05abc"), "cut off"),
-    "a graph twice": (EMPTY + EMPTY, "twice"),
-    "a version twice": (EMPTY + field(1, 0, b"\x09") * 2, "twice"),
-    "a version as text": (EMPTY + field(1, 2, inside(b"9")), "no slice of ours has"),
-    "a graph as a number": (field(7, 0, b"\x01"), "no slice of ours has"),
-    "a field that nobody knows": (EMPTY + field(99, 0, b"\x01"), "no slice of ours has"),
-    "a domain that is no text": (EMPTY + field(8, 2, inside(field(1, 2, inside(b"\xff")))), "text that is none"),
-    "too many parts": (field(7, 2, b"\x82\xb5\x18" + field(1, 2, b"\0") * 200_001), "too many parts"),
+    "a number without an end": (EMPTY + field(1, 0, b"\x80"), "truncated"),
+    "a length beyond the end": (EMPTY + field(2, 2, b"\x05abc"), "truncated"),
+    "a graph twice": (EMPTY + EMPTY, "repeats"),
+    "a version twice": (EMPTY + field(1, 0, b"\x09") * 2, "repeats"),
+    "a version as text": (EMPTY + field(1, 2, inside(b"9")), "an unexpected field"),
+    "a graph as a number": (field(7, 0, b"\x01"), "an unexpected field"),
+    "a field that nobody knows": (EMPTY + field(99, 0, b"\x01"), "an unexpected field"),
+    "a domain that is no text": (EMPTY + field(8, 2, inside(field(1, 2, inside(b"\xff")))), "not UTF-8"),
+    "too many fields": (field(7, 2, b"\x82\xb5\x18" + field(1, 2, b"\0") * 200_001), "too many fields"),
 }
 
 

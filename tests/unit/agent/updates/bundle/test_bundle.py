@@ -243,7 +243,7 @@ def test_a_stick_that_is_pulled_is_gone_on_with(
         return read(source, path, most)
 
     monkeypatch.setattr(FolderReader, "read", pulled)
-    with pytest.raises(LinkError, match="gone"):
+    with pytest.raises(LinkError, match="missing"):
         fleet.apply(bundle)
     monkeypatch.undo()
     with pytest.raises(LinkError, match="no bundle at"):
@@ -291,7 +291,7 @@ def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleHarness, tmp_path:
     fleet.download = fails  # type: ignore[method-assign]
     with pytest.raises(LinkError):
         fleet.bundle(stick)
-    with pytest.raises(UsageError, match="no whole bundle"):
+    with pytest.raises(UsageError, match="no complete bundle"):
         open_bundle(stick)
     fleet.download = broken.__get__(fleet)  # type: ignore[method-assign]
     fleet.bundle(stick)
@@ -404,9 +404,9 @@ def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleHarness, tm
     before = sorted(str(path) for path in folder.path.rglob("*"))
     carrier = BundleFetcher(open_bundle(bundle))
     device, said = verify_for_device(carrier, folder, fleet.world.clock)
-    assert (device, said) == ("cam-1", "good; statement 101, 1 models")
+    assert (device, said) == ("cam-1", "valid; statement 101, 1 models")
     fleet.world.now += 30 * DAY
-    assert verify_for_device(carrier, folder, fleet.world.clock)[1].startswith("not to be taken: metadata has expired")
+    assert verify_for_device(carrier, folder, fleet.world.clock)[1].startswith("not applicable: metadata has expired")
     assert sorted(str(path) for path in folder.path.rglob("*")) == before
     carrier.close()
     told = json.loads((bundle / INDEX_FILE).read_text())

@@ -78,7 +78,7 @@ def laned(*rows: Any) -> Any:
         ({}, ""),
         ({"allowed": False}, "switched off"),
         ({"models": 2}, "share this device"),
-        ({"row_in_use": ""}, "not asked yet"),
+        ({"row_in_use": ""}, "answered no request yet"),
         ({"traced": True}, "traced"),
         ({"watts": 4.0}, "power budget"),
         ({"settled": False}, "on trial"),
@@ -92,7 +92,7 @@ def test_a_lane_is_granted_only_where_nothing_is_decided(changed: dict[str, Any]
 
 def test_a_plan_that_may_offload_has_no_lanes() -> None:
     """Unless its operator has forced the device's own row; and models in the agent's own process have none."""
-    assert "several ways" in reason_against(laned(TWO_SLICES, REMOTE), USUAL)
+    assert "several rows" in reason_against(laned(TWO_SLICES, REMOTE), USUAL)
     assert "agent's own process" in reason_against(active(TWO_SLICES), USUAL)
     forced = laned(TWO_SLICES, REMOTE)
     forced = dataclasses.replace(forced, plan=msgspec.structs.replace(forced.plan, forced_row="local"))
