@@ -125,35 +125,35 @@ class OffloadServer:
         self._revoked = revoked
         self._metrics = MetricsRecorder(tracer)
         self._process_id = uuid.uuid4().hex
-        self._statistics = StatisticsRecorder()
+        self.statistics = StatisticsRecorder()
         self._cache = SliceCache(memory)
-        self._models = ModelRepository(
+        self.models = ModelRepository(
             open_release or release_opener(folder, bootstrap_root), runtime or DispatchingRuntime(threads), self._cache,
             wide=wide,
         )  # fmt: skip
         cores = max(1, (os.cpu_count() or 1) // threads)
         runs = at_once or cores
         self._loop = EventLoop(
-            self._on_turn_end, self._on_timer, lambda left: self._scheduler.should_run_now(left, SHORT_RUN_S)
+            self._on_turn_end, self._on_timer, lambda left: self.scheduler.should_run_now(left, SHORT_RUN_S)
         )
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             runs, MAX_WAITING_PER_RUN * runs if waiting is None else waiting,
             cores // (1 if wide is None else STACK_THREADS) if elsewhere else runs,
             self._loop.run_in_thread, self._loop.run_watched,
         )  # fmt: skip
-        self._batcher = Batcher(self._models, self._scheduler, self._loop, self._on_requested)
+        self._batcher = Batcher(self.models, self.scheduler, self._loop, self._on_requested)
         self._remote_batcher = elsewhere
         if elsewhere is not None:
-            elsewhere.bind(self._loop, self._scheduler.on_remote_load)
+            elsewhere.bind(self._loop, self.scheduler.on_remote_load)
         self._pipeline = InferencePipeline(
-            self._models, self._scheduler, self._loop, elsewhere, (self._metrics, self._statistics), self._on_requested,
+            self.models, self.scheduler, self._loop, elsewhere, (self._metrics, self.statistics), self._on_requested,
             next_tier,
         )  # fmt: skip
         self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]
-        self._warm_up = WarmUp(folder, self._models)
+        self._warm_up = WarmUp(folder, self.models)
         self._peers = siblings or PeerProcesses()
-        self._management = Management(self._models, self._statistics, self._peers, mutual=tls is not None)
+        self._management = Management(self.models, self.statistics, self._peers, mutual=tls is not None)
         self._peers.listen(
             {**self._management.answerers, SERIES: lambda _: metrics_answer(self._process_id, self.series())}
         )
@@ -209,30 +209,30 @@ class OffloadServer:
 
     def longest_run_s(self) -> float:
         """Seconds since the oldest active run started: detects a model that never returns."""
-        return self._scheduler.longest_run_s()
+        return self.scheduler.longest_run_s()
 
     def _on_turn_end(self) -> None:
         """Loop callback at the end of a turn: execute what may run now, in this thread or another. Leader only."""
-        while (run := self._scheduler.next_run()) is not None:
+        while (run := self.scheduler.next_run()) is not None:
             # docs/decisions/0041. The leader executes a run itself only if nothing else could start beside it (all
             # slots are taken) and the run is expected to be short. Otherwise another thread becomes the leader first,
             # and this one executes the run: transferring leadership is cheaper than transferring the run.
-            keeps_leading = self._scheduler.is_full() and is_short(run.jobs[0].run_times, SHORT_RUN_S)
-            if self._scheduler.waiting:
+            keeps_leading = self.scheduler.is_full() and is_short(run.jobs[0].run_times, SHORT_RUN_S)
+            if self.scheduler.waiting:
                 self._loop.call_soon(lambda: None)  # makes the leader come here again before it polls
             if self._loop.is_leader and not keeps_leading:
                 self._loop.transfer_leadership()
-            self._scheduler.execute(run)
+            self.scheduler.execute(run)
             if self._loop.is_leader:
                 return  # still the leader: read what arrived meanwhile before the next run
         # A run that is held back for returning clients must start when they are given up.
-        if self._scheduler.recheck_at < math.inf and self._loop.is_leader:
-            self._loop.wake_by(self._scheduler.recheck_at)
+        if self.scheduler.recheck_at < math.inf and self._loop.is_leader:
+            self._loop.wake_by(self.scheduler.recheck_at)
 
     def _on_timer(self, now: float) -> float:
         """Timer callback: enforce deadlines; returns when to check again. Leader only."""
         remote_at = math.inf if self._remote_batcher is None else self._remote_batcher.on_timer(now)
-        return min(self._scheduler.on_timer(now), self._batcher.on_timer(now), remote_at, self.http.on_timer(now))
+        return min(self.scheduler.on_timer(now), self._batcher.on_timer(now), remote_at, self.http.on_timer(now))
 
     def route(self, parsed: AskedHead) -> Route | None:
         """The route of inference requests; None for all others."""
@@ -282,7 +282,7 @@ class OffloadServer:
             return _not_allowed(method)
         if match["version"] not in (None, VERSION):
             raise NotFound(f"model {match['model'][:200]!r} has no version {match['version'][:80]!r}")
-        return self._describe_model(self._models.model(match["model"]), verb)
+        return self._describe_model(self.models.model(match["model"]), verb)
 
     def _describe_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
@@ -299,13 +299,13 @@ class OffloadServer:
 
     def series(self) -> list[Series]:
         """The metrics of this process for /metrics."""
-        models = self._models.models()
+        models = self.models.models()
         return [
             *self._metrics.registry.series(),
             gauge_series(metrics.OFFLOAD_INFO, 1.0, edgesplit.__version__),
-            gauge_series(metrics.OFFLOAD_RUNNING, self._scheduler.running),
-            gauge_series(metrics.OFFLOAD_WAITING, self._scheduler.waiting),
-            gauge_series(metrics.OFFLOAD_LOAD, self._scheduler.load),
+            gauge_series(metrics.OFFLOAD_RUNNING, self.scheduler.running),
+            gauge_series(metrics.OFFLOAD_WAITING, self.scheduler.waiting),
+            gauge_series(metrics.OFFLOAD_LOAD, self.scheduler.load),
             gauge_series(metrics.OFFLOAD_LOADED_BYTES, self._cache.bytes),
             gauge_series(metrics.OFFLOAD_LOADED_MODELS, sum(models.values())),
             gauge_series(metrics.OFFLOAD_PROCESSES, 1),

@@ -30,14 +30,14 @@ def arm64_cache() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def asked_for() -> None:
-    """Skips with its reason where nobody asked."""
+def arm64_requested() -> None:
+    """Skips the test, with the reason, unless EDGESPLIT_ARM64=1."""
     if os.environ.get("EDGESPLIT_ARM64") != "1":
         pytest.skip("takes minutes and fetches Debian's arm64 programs: `make test-arm64` and `make test-boot` run it")
 
 
 @pytest.fixture(scope="session")
-def emulator(asked_for: None, arm64_cache: Path) -> Emulator:
+def emulator(arm64_requested: None, arm64_cache: Path) -> Emulator:
     """qemu-user and the way into its namespace."""
     with taking("emulator"):
         try:

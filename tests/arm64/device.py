@@ -77,7 +77,7 @@ class Device:
         """Is the agent there?"""
         return self._agent is not None and self._agent.is_running
 
-    def said(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> str:
         """The end of the agent's log."""
         return self._agent.log_tail(lines) if self._agent is not None else ""
 

@@ -75,7 +75,7 @@ class Machine:
         """Is it on?"""
         return self._process is not None and self._process.poll() is None
 
-    def said(self) -> str:
+    def console_text(self) -> str:
         """Everything on its console, of all its starts, without colours."""
         text = self.console.read_text(errors="replace") if self.console.exists() else ""
         return COLOUR.sub("", text)

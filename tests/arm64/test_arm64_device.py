@@ -30,7 +30,7 @@ from edgesplit_cli.demo.scenario import INPUT_SPEC
 from support import tflite_models
 from support.edgesplit_processes import DIGITS, Cloud, eventually, frame_input, frames, relative_error
 
-pytestmark = pytest.mark.usefixtures("asked_for")
+pytestmark = pytest.mark.usefixtures("arm64_requested")
 NAME = "arm64"
 LONG_S = 300.0
 Answer = npt.NDArray[Any]
@@ -72,11 +72,11 @@ def device(emulator: Emulator, arm64_cache: Path, card: Path, cloud: Cloud, scra
 
 
 def is_online(cloud: Cloud, device: Device) -> bool:
-    assert device.running, f"the agent ended: {device.said()}"
+    assert device.running, f"the agent ended: {device.log_tail()}"
     return bool(cloud.api.get(f"/v1/devices/{NAME}")["state"] == "online")
 
 
-def test_programs_are_of_another_machine(device: Device) -> None:
+def test_programs_run_on_arm64(device: Device) -> None:
     """What runs there is arm64, in a system of its own: nothing of this machine's is seen or used."""
     assert device.run("uname", "-m").stdout.strip() == "aarch64"
     python = "/opt/edgesplit-agent/current/bin/python"
@@ -116,7 +116,7 @@ def test_litert_answers_as_the_whole_model(cloud: Cloud, device: Device, tmp_pat
     check_cut_and_alone(cloud, device, "lite", [(jpeg, answer(jpeg)) for jpeg, _ in frames(6)])
 
 
-def test_nothing_is_sent_to_the_makers_of_a_runtime(device: Device) -> None:
+def test_the_telemetry_of_onnxruntime_is_off(device: Device) -> None:
     """onnxruntime's own telemetry is off: it neither looks for a place for its identifier nor names its service."""
     log = device.log.read_text(errors="replace")
     assert "activated digits" in log

@@ -22,7 +22,7 @@ from arm64.machine import Machine, host_address
 from arm64.raspberry import TRIXIE
 from support.edgesplit_processes import Cloud, eventually
 
-pytestmark = pytest.mark.usefixtures("asked_for")
+pytestmark = pytest.mark.usefixtures("arm64_requested")
 BOOT_S = float(os.environ.get("EDGESPLIT_BOOT_S", "1500"))
 """How long a first boot may take here."""
 CUTS = int(os.environ.get("EDGESPLIT_BOOT_CUTS", "1"))
@@ -75,7 +75,7 @@ def test_a_first_boot_heals_a_power_cut_and_comes_online(machine: Machine, cloud
     with taking("a start after the power cut, until the device is online"):
         machine.power_on()
         first = eventually("the device is online", lambda: online(machine, cloud), BOOT_S)
-    eventually("the first boot has finished", lambda: FINISHED in machine.said(), BOOT_S)
+    eventually("the first boot has finished", lambda: FINISHED in machine.console_text(), BOOT_S)
     machine.cut_power()
     assert CLAIM not in machine.boot_files()
     machine.check_boot_partition()
@@ -87,10 +87,10 @@ def test_a_first_boot_heals_a_power_cut_and_comes_online(machine: Machine, cloud
 
 def cut_while_installing(machine: Machine, cloud: Cloud, seconds: float, number: int) -> None:
     """Start it, wait for the installer, and take the power away `seconds` into its work."""
-    said = machine.said().count(INSTALLING)
+    before = machine.console_text().count(INSTALLING)
     with taking(f"power cut {number}, {seconds:.1f} s after the installer began (EDGESPLIT_SEED={SEED})"):
         machine.power_on()
-        eventually("the installer begins", lambda: begun(machine, said), BOOT_S)
+        eventually("the installer begins", lambda: begun(machine, before), BOOT_S)
         threading.Event().wait(seconds)  # the moment of the fault, not a wait for anything
         machine.cut_power()
     log = machine.root_file("/var/log/edgesplit-first-boot.log").strip().splitlines()
@@ -99,12 +99,12 @@ def cut_while_installing(machine: Machine, cloud: Cloud, seconds: float, number:
 
 
 def begun(machine: Machine, before: int) -> bool:
-    assert machine.running, f"the machine went off: {machine.said()[-2000:]}"
-    return machine.said().count(INSTALLING) > before
+    assert machine.running, f"the machine went off: {machine.console_text()[-2000:]}"
+    return machine.console_text().count(INSTALLING) > before
 
 
 def online(machine: Machine, cloud: Cloud, since: int = 0) -> int:
     """The number of its session at the broker, once it has a newer one than `since`."""
-    assert machine.running, f"the machine went off: {machine.said()[-2000:]}"
+    assert machine.running, f"the machine went off: {machine.console_text()[-2000:]}"
     shown = cloud.api.get(f"/v1/devices/{NAME}")
     return int(shown["session"]) if shown["state"] == "online" and int(shown["session"]) > since else 0

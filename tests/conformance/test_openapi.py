@@ -53,12 +53,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiHarness]:
         yield world
 
 
-def test_the_description_is_current() -> None:
+def test_openapi_json_is_current() -> None:
     """Run `python -m edgesplit_controller.api.reference openapi > docs/openapi.json` after a change of the API."""
     assert json.loads(PAGE.read_text("utf-8")) == DESCRIPTION
 
 
-def test_the_description_is_valid() -> None:
+def test_openapi_description_is_valid() -> None:
     """OpenAPI 3.1, by its own schema; every route is in it, each under a name of its own."""
     validate(DESCRIPTION)
     assert DESCRIPTION["openapi"].startswith("3.1.")
@@ -69,7 +69,7 @@ def test_the_description_is_valid() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_description_is_for_operators_alone(world: ApiHarness) -> None:
+def test_openapi_description_needs_a_token(world: ApiHarness) -> None:
     """It names every route, which strangers need not know; what is answered is what is committed."""
     assert world.call("GET", "/v1/openapi.json").status == 401
     assert world.call("GET", "/openapi.json").status == 404
@@ -97,7 +97,7 @@ def held_to_its_description(world: ApiHarness, by: Person | None, case: Any) -> 
 
 
 @pytest.mark.parametrize("who", ["owner", "doors-operator", "nobody"])
-def test_the_api_does_what_its_description_says(world: ApiHarness, who: str) -> None:
+def test_the_api_conforms_to_its_openapi_description(world: ApiHarness, who: str) -> None:
     """Each route, by each kind of caller."""
     known = {"owner": world.owner, "nobody": None}
     role = who.rpartition("-")[2]

@@ -16,7 +16,7 @@ from edgesplit_cli.export_files import CONFIG, MODEL, VERSION, triton_config, wr
 from edgesplit_partitioner.onnx_format.export import wire_signature
 from support import onnx_models as tiny
 from support.exported_halves import far_half, near_half
-from support.recut_repository import CLASS, made
+from support.recut_repository import CLASS, build_release
 from support.triton_schema import SCHEMA
 
 
@@ -25,13 +25,13 @@ def config_of(home: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["chain", "branches"])
-def test_what_is_exported_is_what_triton_would_load_and_answers_as_the_whole_model(name: str, tmp_path: Path) -> None:
+def test_exported_repositories_load_in_triton_and_answer_as_the_whole_model(name: str, tmp_path: Path) -> None:
     """Each row of a plan: the configuration names the model's folder and its ends as the file has them, types and
     shapes too, and the file makes of the boundary what the whole model makes of its input."""
     prepared = tiny.prepared(name)
     graph, rng = prepared.graph, random.Random(name)
     sets = {tiny.closed_set(graph, rng) for _ in range(4)} - {frozenset(layer.name for layer in graph.layers)}
-    one, feeds = made(name, *sorted(sets, key=sorted), private_tensors=()), tiny.feeds_of(prepared)
+    one, feeds = build_release(name, *sorted(sets, key=sorted), private_tensors=()), tiny.feeds_of(prepared)
     rows = [row for row in one.manifest.plans[CLASS].rows if not row.is_local]
     assert rows
     for row in rows:

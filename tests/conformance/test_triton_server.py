@@ -25,7 +25,7 @@ from edgesplit_partitioner.onnx_format.export import SlicePart, merge_slices, re
 from support import REPOSITORY
 from support import onnx_models as tiny
 from support.edgesplit_processes import eventually
-from support.recut_repository import CLASS, made
+from support.recut_repository import CLASS, build_release
 
 PROGRAM = """
 import numpy as np
@@ -96,7 +96,7 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
     """By the agent's own connections: tensors raw and by lossy codecs, bodies plain and in gzip; the id comes back."""
     port, repository = triton
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
-    one = made("chain", layers[:2])
+    one = build_release("chain", layers[:2])
     (cut, _) = one.manifest.plans[CLASS].rows
     row: Row = msgspec.structs.replace(cut, codecs=dict.fromkeys(cut.sends, codec))
     parts = [
@@ -123,7 +123,7 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
         assert np.allclose(answer.outputs[output], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_a_half_that_triton_has_not_is_its_failure(triton: tuple[int, Path]) -> None:
+def test_a_model_missing_in_triton_is_a_server_failure(triton: tuple[int, Path]) -> None:
     """By its version it says 400 or 404; 400 would mean of our own server that the input is wrong."""
     remote = ForeignServers(ForeignTls()).client_for(f"triton://127.0.0.1:{triton[0]}")
     failure = remote.infer(

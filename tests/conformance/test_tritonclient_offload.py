@@ -64,7 +64,7 @@ def test_model_metadata_and_configuration(client: triton.InferenceServerClient) 
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_eight_bits_travel_as_ordinary_tensors(client: triton.InferenceServerClient, binary: bool) -> None:
+def test_eight_bit_codecs_use_ordinary_tensors(client: triton.InferenceServerClient, binary: bool) -> None:
     """A row's codec needs nothing that Triton's client does not have: the metadata says what to send."""
     sent = boundary_codecs.encode("mid", MID, "int8")
     told = client.get_model_metadata(CODEC)["inputs"]
@@ -280,7 +280,7 @@ CALLS_TESTED_HERE = {
 }  # fmt: skip
 
 
-def test_every_call_that_the_client_has_is_tested_here() -> None:
+def test_every_call_of_the_client_is_tested() -> None:
     """A call that a later version brings fails this, and is then looked at."""
     assert {name for name in dir(triton.InferenceServerClient) if not name.startswith("_")} == CALLS_TESTED_HERE
 
@@ -324,7 +324,7 @@ def test_several_processes_answer_as_one(tmp_path_factory: pytest.TempPathFactor
         assert all(entry(one, signed.model)["reason"] == "loaded on demand" for one in clients)
 
 
-def test_what_is_not_there_is_not_ready(client: triton.InferenceServerClient) -> None:
+def test_unknown_models_and_versions_are_not_ready(client: triton.InferenceServerClient) -> None:
     """An unknown model, an unknown version, and the metadata of either."""
     assert not client.is_model_ready("digits")
     assert not client.is_model_ready(CUT, "2")

@@ -59,7 +59,7 @@ def test_a_bad_first_root_is_refused_before_anything_is_asked(
     assert case.sim.asked == []
 
 
-def test_a_release_cannot_be_had_before_the_first_refresh(case: Case) -> None:
+def test_a_release_is_refused_before_the_first_refresh(case: Case) -> None:
     """TUF 5.7: targets are looked up only in metadata that this process has refreshed."""
     digest = case.sim.add()
     case.sim.publish()
@@ -72,7 +72,7 @@ def test_a_release_cannot_be_had_before_the_first_refresh(case: Case) -> None:
 # Refresh: what is new
 
 
-def test_a_refresh_takes_what_is_new_and_nothing_else(case: Case) -> None:
+def test_a_refresh_fetches_only_what_is_new(case: Case) -> None:
     """TUF 5.4.3 to 5.6.6: a timestamp alone; then targets, too; and with nothing new only two files are asked for."""
     case.refresh()
     case.sim.publish("timestamp")
@@ -94,7 +94,7 @@ def test_a_timestamp_of_the_same_version_changes_nothing(case: Case) -> None:
         case.manifest(digest)
 
 
-def test_what_is_kept_is_what_was_sent_byte_for_byte(case: Case) -> None:
+def test_metadata_is_stored_byte_for_byte(case: Case) -> None:
     """TUF 4.2: the device's proof holds the bytes as they came, whatever their spelling."""
     odd = json.dumps(json.loads(case.sim.files["metadata/1.targets.json"]), indent=7).encode()
     case.sim.files["metadata/1.targets.json"] = odd
@@ -106,7 +106,7 @@ def test_what_is_kept_is_what_was_sent_byte_for_byte(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["root", "timestamp", "snapshot", "targets"])
-def test_fields_that_are_not_known_are_signed_and_ignored(case: Case, name: str) -> None:
+def test_unknown_fields_are_signed_and_ignored(case: Case, name: str) -> None:
     """TUF 4.1: metadata of a later minor version is taken, and its unknown fields count for the signature."""
     case.sim.role(name).unrecognized_fields["x-later"] = {"deep": [1, "two", None]}
     if name == "root":
@@ -236,7 +236,7 @@ def test_metadata_of_another_hash_or_length_is_refused(case: Case, name: str, wh
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets"])
-def test_a_file_that_is_missing_is_waited_for(case: Case, name: str) -> None:
+def test_a_missing_file_is_a_link_error_and_retried(case: Case, name: str) -> None:
     """TUF 5.4.1, 5.5.1, 5.6.1: what is announced and not there is a fault of the link: tried again, nothing lost."""
     case.refresh()
     case.sim.publish()
@@ -328,7 +328,7 @@ def test_expired_metadata_installs_nothing_and_loses_nothing(case: Case, name: s
 
 
 @pytest.mark.parametrize(("name", "days"), [("timestamp", 8), ("snapshot", 91), ("targets", 366), ("root", 3651)])
-def test_what_expires_on_the_device_is_renewed(case: Case, name: str, days: float) -> None:
+def test_expired_trusted_metadata_is_still_compared_and_renewed(case: Case, name: str, days: float) -> None:
     """TUF 5.3.10, 5.4.4: trusted metadata that has expired since is still what a newer one is compared with."""
     digest = case.sim.add()
     case.sim.publish()
@@ -361,7 +361,7 @@ def test_a_frozen_repository_is_noticed_when_its_timestamp_expires(case: Case) -
 # Endless data, slow data, and answers that are none
 
 
-def test_metadata_without_end_is_not_read(case: Case) -> None:
+def test_endless_metadata_is_refused(case: Case) -> None:
     """TUF 5.3.3, 5.4.1 (endless data): a length beyond what is allowed ends the fetch at its first message."""
     case.refresh()
     case.sim.publish()
@@ -405,7 +405,7 @@ def spoiled_pieces(kind: str) -> Callable[[str, bytes], list[FetchReply]]:
 
 
 @pytest.mark.parametrize("kind", ["other path", "beyond the end", "before the start", "longer than said", "a hole"])
-def test_pieces_that_make_no_file_are_asked_for_again(tuf_world: TufHarness, tmp_path: Path, kind: str) -> None:
+def test_invalid_pieces_of_a_file_are_requested_again(tuf_world: TufHarness, tmp_path: Path, kind: str) -> None:
     """A wrong answer is none: the device asks as often as it is patient, says that the link failed, and recovers."""
     case = tuf_world.case(tmp_path, (0.2, 0.2))
     case.sim.answer = lambda wish: spoiled_pieces(kind)(wish.path, case.sim.files.get(wish.path, b"x" * 20))
@@ -416,7 +416,7 @@ def test_pieces_that_make_no_file_are_asked_for_again(tuf_world: TufHarness, tmp
 
 
 @pytest.mark.parametrize("kind", ["nothing, often", "overlaps"])
-def test_pieces_that_bring_nothing_do_not_keep_the_file_out(case: Case, kind: str) -> None:
+def test_empty_and_overlapping_pieces_are_ignored(case: Case, kind: str) -> None:
     """Empty and overlapping pieces are not collected, so they cost no memory; the whole file after them is taken."""
     send = spoiled_pieces(kind)
 
@@ -428,7 +428,7 @@ def test_pieces_that_bring_nothing_do_not_keep_the_file_out(case: Case, kind: st
     assert case.refresh() == FIRST
 
 
-def test_silence_is_the_links_fault(tuf_world: TufHarness, tmp_path: Path) -> None:
+def test_no_answer_is_a_link_error(tuf_world: TufHarness, tmp_path: Path) -> None:
     """TUF 5.4.1: no answer at all is a LinkError, nothing is lost, and the next refresh goes on."""
     case = tuf_world.case(tmp_path, (0.2, 0.2))
     case.sim.answer = lambda wish: None
@@ -438,7 +438,7 @@ def test_silence_is_the_links_fault(tuf_world: TufHarness, tmp_path: Path) -> No
 # Download: the manifest of a release, by which all its chunks are known
 
 
-def test_a_release_is_had_as_it_was_signed_and_proves_itself_offline(case: Case) -> None:
+def test_a_release_is_fetched_byte_for_byte_and_verified_offline(case: Case) -> None:
     """TUF 5.7.2 to 5.7.4: a target in a folder of the repository, over MQTT, byte for byte."""
     digest = case.sim.add()
     case.sim.publish()
@@ -464,7 +464,7 @@ def test_a_target_that_was_replaced_is_refused(case: Case, spoil: Callable[[byte
     assert case.manifest(digest) == good
 
 
-def test_every_release_that_is_added_can_be_had_and_none_before_it_is_published(case: Case) -> None:
+def test_every_release_is_fetchable_once_it_is_published(case: Case) -> None:
     """TUF 5.7: ten releases, each only after its targets were refreshed."""
     case.refresh()
     for version in range(1, 11):
@@ -486,7 +486,7 @@ def test_the_hashes_of_a_target_may_be_of_any_known_kind(case: Case, algorithm: 
     assert case.manifest(digest) == raw
 
 
-def test_a_hash_of_a_kind_that_is_not_known_is_no_hash(case: Case) -> None:
+def test_a_target_with_only_unknown_hash_kinds_is_refused(case: Case) -> None:
     """TUF 5.7.4: a target that cannot be checked is not taken."""
     raw, digest = sample_release()[0], case.sim.add()
     hashes = {"crc-of-my-own": hashlib.sha256(raw).hexdigest()}
@@ -524,7 +524,7 @@ ODD_NAMES = [
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_in_metadata_are_never_asked_for_nor_written(case: Case, name: str) -> None:
+def test_names_with_path_traversal_are_never_fetched_or_written(case: Case, name: str) -> None:
     """TUF 5.7, 4.5 (path traversal): names of targets and files in signed metadata lead nowhere on the device."""
     case.sim.targets.targets[name] = TargetFile(1, {"sha256": "0" * 64}, name)
     case.sim.snapshot.meta[f"{name}.json"] = MetaFile(1)
@@ -541,7 +541,7 @@ def test_odd_names_in_metadata_are_never_asked_for_nor_written(case: Case, name:
 # Delegations, as far as a device uses them: the director, whose statements name what one device runs
 
 
-def test_the_directors_right_is_looked_up_in_the_targets_of_today(case: Case) -> None:
+def test_the_directors_delegation_is_read_from_current_targets(case: Case) -> None:
     """The check that upstream's client fails (a cached role verified against its current delegator): a director whose
     key the targets no longer name is not obeyed, though it was a moment ago, nor after a restart."""
     case.refresh()
@@ -578,7 +578,7 @@ def test_a_director_of_several_keys_needs_as_many_as_the_targets_say(case: Case)
     assert case.store.verify_statement(case.sim.statement(6, [three, two]), "cam-1", for_install=True).counter == 6
 
 
-def test_targets_without_a_director_state_nothing(case: Case) -> None:
+def test_statements_are_refused_where_targets_name_no_director(case: Case) -> None:
     """A director that the targets do not name has no say; what was trusted before is kept by who holds it."""
     case.refresh()
     case.sim.targets = Targets(1, expires=case.sim.after(300))

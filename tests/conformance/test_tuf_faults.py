@@ -51,7 +51,7 @@ def test_a_spoiled_cache_file_costs_one_refresh(case: Case, name: str, fault: st
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", ["proof.json", "counters.json"])
-def test_a_spoiled_record_of_our_own_costs_one_refresh(case: Case, name: str, fault: str) -> None:
+def test_a_spoiled_state_file_costs_one_refresh(case: Case, name: str, fault: str) -> None:
     """A5: our own two files may be spoiled, too: the device refreshes and goes on."""
     digest = case.sim.add()
     case.sim.publish()
@@ -91,7 +91,7 @@ def test_a_clock_ten_years_off_keeps_what_runs_and_comes_back(case: Case, off_s:
         case.store.verify_statement(case.sim.statement(4), "cam-1", for_install=False)
 
 
-def test_a_clock_that_is_behind_takes_nothing_older_than_it_saw(case: Case) -> None:
+def test_a_slow_clock_accepts_no_older_metadata(case: Case) -> None:
     """A12: a device without a battery wakes in the past: expired metadata passes for fresh, older metadata does not."""
     old = dict(case.sim.files)
     case.sim.publish()

@@ -70,7 +70,7 @@ ROOTS = {
 
 
 @pytest.mark.parametrize("steps", ROOTS.values(), ids=ROOTS.keys())
-def test_a_root_follows_a_root_only_by_the_keys_of_both(
+def test_a_new_root_needs_signatures_of_old_and_new_keys(
     case: Case, ring: list[CryptoSigner], steps: list[Signing]
 ) -> None:
     """TUF 5.3.4: a new root is signed by a threshold of the old root's keys and by one of its own."""
@@ -109,7 +109,7 @@ def test_roots_are_followed_one_by_one_to_the_newest(case: Case) -> None:
     assert case.refresh()["root"] == 23
 
 
-def test_a_device_with_an_old_image_goes_along_with_every_root_since(case: Case) -> None:
+def test_a_device_with_an_old_image_follows_every_root_since(case: Case) -> None:
     """TUF 5.3.3: years of rotations are followed from the root in the image; they once ended at the sixty-fifth."""
     for _ in range(70):
         case.sim.publish_root()
@@ -133,7 +133,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets"])
 @pytest.mark.parametrize("step", OTHERS.values(), ids=OTHERS.keys())
-def test_a_role_speaks_by_the_keys_that_the_root_of_today_names(
+def test_a_role_is_verified_with_the_keys_of_the_current_root(
     case: Case, ring: list[CryptoSigner], name: str, step: Signing
 ) -> None:
     """TUF 5.4.2, 5.5.3, 5.6.3: thresholds and rotation of the roles below the root; a stolen key ends with a root."""
@@ -163,7 +163,7 @@ def test_a_threshold_beyond_the_number_of_keys_is_never_reached(case: Case, name
 
 
 @pytest.mark.parametrize("name", ["root", "timestamp", "snapshot", "targets"])
-def test_one_signature_given_twice_is_no_metadata(case: Case, name: str) -> None:
+def test_a_repeated_signature_is_refused(case: Case, name: str) -> None:
     """TUF 4.2.1: key ids are unique in `signatures`; a file that repeats one is refused, even if it has enough."""
     case.refresh()
     if name == "root":

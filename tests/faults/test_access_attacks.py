@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def read(world: ApiHarness, **more: Any) -> int:
 # ---- tokens and certificates
 
 
-def test_a_token_opens_nothing_with_the_certificate_of_another(world: ApiHarness) -> None:
+def test_a_token_with_anothers_certificate_is_refused(world: ApiHarness) -> None:
     """A copied token, beside a certificate of one's own, of a device, of the owner, and of the same name that was not
     issued or is revoked: 401, and every refusal reads alike."""
     alice, mallory = world.person("alice", "admin"), world.person("mallory", "viewer")
@@ -63,12 +63,12 @@ def test_a_token_opens_nothing_with_the_certificate_of_another(world: ApiHarness
 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Basic x", "bearer\tx", "Bearer a b", "é", "Bearer \x00"])
-def test_what_is_no_token_is_none(world: ApiHarness, given: str) -> None:
+def test_a_malformed_token_is_refused(world: ApiHarness, given: str) -> None:
     """Nothing, no scheme, another scheme, letters that no token has."""
     assert read(world, peer=world.owner.peer, headers={"authorization": given}) == 401
 
 
-def test_two_tokens_or_two_sessions_are_none(world: ApiHarness) -> None:
+def test_two_tokens_or_two_sessions_are_refused(world: ApiHarness) -> None:
     """Header smuggling: of two Authorization headers or two cookies neither counts, in whatever order."""
     good = f"Bearer {OWNER_TOKEN}".encode()
     for pair in ((good, b"Bearer x"), (b"Bearer x", good), (good, good)):
@@ -81,7 +81,7 @@ def test_two_tokens_or_two_sessions_are_none(world: ApiHarness) -> None:
     assert read(world, more=((b"cookie", cookie), (b"authorization", b"Bearer x")), peer=world.owner.peer) == 401
 
 
-def test_nothing_that_is_said_on_a_connection_changes_who_is_at_its_end(world: ApiHarness) -> None:
+def test_headers_cannot_change_the_identity_of_a_connection(world: ApiHarness) -> None:
     """Names and addresses in headers that proxies set, and methods that they override, count for nothing."""
     said = {
         "x-forwarded-for": "10.9.9.9", "x-real-ip": "10.9.9.9", "forwarded": "for=10.9.9.9",
@@ -94,7 +94,7 @@ def test_nothing_that_is_said_on_a_connection_changes_who_is_at_its_end(world: A
     assert {line["address"] for line in world.lines()} == {"127.0.0.1"}
 
 
-def test_expired_revoked_and_rotated_operators_are_out_at_once(world: ApiHarness, clock: Clock) -> None:
+def test_expired_revoked_and_rotated_tokens_are_refused_at_once(world: ApiHarness, clock: Clock) -> None:
     """By token and by a session that is open, from the next call on; the new token of a rotation is good."""
     for how in ("expired", "revoked", "rotated"):
         person = world.person(how, "operator", expires_s=100)
@@ -125,7 +125,7 @@ def test_an_operator_changes_their_own_token_and_nobody_elses(world: ApiHarness)
     assert world.call("POST", "/v1/operators/operator/rotate", {}, by=again).status == 403
 
 
-def test_what_is_kept_of_secrets_opens_nothing(world: ApiHarness) -> None:
+def test_stored_secrets_are_hashes_that_open_nothing(world: ApiHarness) -> None:
     """Neither the database's rows nor the audit log hold a token, a code, a session or what could be made into one."""
     person = world.person("alice", "viewer")
     code = world.call("POST", "/v1/session/codes", by=person).json["code"]
@@ -161,7 +161,7 @@ def test_a_login_code_is_good_once_and_for_two_minutes(world: ApiHarness, clock:
     assert not any(answer.cookies for answer in told)
 
 
-def test_a_session_cannot_be_fixed_beforehand(world: ApiHarness) -> None:
+def test_session_fixation_is_not_possible(world: ApiHarness) -> None:
     """Logging in with a cookie of the attacker's choice, or with another's session, makes a new secret and ends the one
     that was shown."""
     victim, attacker = world.person("victim", "operator"), world.person("attacker", "viewer")
@@ -174,7 +174,7 @@ def test_a_session_cannot_be_fixed_beforehand(world: ApiHarness) -> None:
         assert world.call("GET", "/v1/session", cookie=mine).json["operator"] == "victim"
 
 
-def test_a_cookie_is_kept_from_scripts_other_sites_and_plain_http(world: ApiHarness) -> None:
+def test_session_cookies_are_http_only_same_site_and_secure(world: ApiHarness) -> None:
     """Every attribute, and a name that browsers take from this host alone."""
     code = world.call("POST", "/v1/session/codes", by=world.owner).json["code"]
     answer = world.call("POST", "/v1/session", {"code": code})
@@ -183,7 +183,7 @@ def test_a_cookie_is_kept_from_scripts_other_sites_and_plain_http(world: ApiHarn
     assert answer.headers["cache-control"] == "no-store"
 
 
-def test_a_session_ends_for_want_of_use_and_in_any_case(world: ApiHarness, clock: Clock) -> None:
+def test_a_session_ends_when_idle_and_after_its_longest_life(world: ApiHarness, clock: Clock) -> None:
     """Half an hour without a call; twelve hours with one a minute; logged out."""
     secret, _ = world.log_in(world.owner)
     clock.now += IDLE_S - 1
@@ -237,14 +237,14 @@ def test_a_page_of_another_origin_changes_nothing_and_logs_nobody_in(world: ApiH
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_a_form_is_no_json(world: ApiHarness, kind: str) -> None:
+def test_a_form_body_is_refused(world: ApiHarness, kind: str) -> None:
     """What a page of another site can send without asking first is not taken, whatever is in it."""
     code = world.call("POST", "/v1/session/codes", by=world.owner).json["code"]
     raw = json.dumps({"code": code}).encode()
     assert world.call("POST", "/v1/session", raw, headers={"content-type": kind}).status == 400
 
 
-def test_no_other_origin_is_let_in(world: ApiHarness) -> None:
+def test_cors_allows_no_other_origin(world: ApiHarness) -> None:
     """CORS is closed: a preflight finds no such method, and no answer names an origin."""
     headers = {"origin": "https://evil.test", "access-control-request-method": "DELETE"}
     answers = [
@@ -259,7 +259,7 @@ def test_no_other_origin_is_let_in(world: ApiHarness) -> None:
 # ---- floods and guesses
 
 
-def test_guessing_slows_down_who_guesses_and_nobody_else(world: ApiHarness) -> None:
+def test_guessing_is_throttled_without_delaying_valid_credentials(world: ApiHarness) -> None:
     """Codes, tokens and sessions: after a few 401 each try is told to stay away longer, up to a minute. A right one is
     let in at once in the midst of it, from the very same address."""
     waits = []
@@ -278,7 +278,7 @@ def test_guessing_slows_down_who_guesses_and_nobody_else(world: ApiHarness) -> N
     assert world.call("POST", "/v1/session", {"code": code}, address="10.0.0.9").status == 200
 
 
-def test_who_has_a_certificate_is_slowed_down_by_it_alone(world: ApiHarness) -> None:
+def test_clients_with_certificates_are_throttled_by_certificate(world: ApiHarness) -> None:
     """Wrong tokens beside one operator's certificate cost another at the same address nothing."""
     alice, mallory = world.person("alice", "viewer"), world.person("mallory", "viewer")
     for _ in range(FREE_FAILURES + 3):
@@ -288,7 +288,7 @@ def test_who_has_a_certificate_is_slowed_down_by_it_alone(world: ApiHarness) -> 
     assert read(world, by=alice) == read(world, by=mallory) == 200
 
 
-def test_an_operator_who_calls_without_end_is_told_when_to_come_back(one_world: ApiHarness) -> None:
+def test_an_operator_over_the_rate_limit_gets_429_with_retry_after(one_world: ApiHarness) -> None:
     """429 with Retry-After; others are not concerned, nor is what is open to everybody."""
     world = one_world.fresh(calls=3)
     alice, bob = world.person("alice", "viewer"), world.person("bob", "viewer")
@@ -309,7 +309,7 @@ def test_a_flood_of_refusals_does_not_fill_the_audit_log(world: ApiHarness) -> N
     assert world.lines()[-1]["detail"]["left_out"] == 370
 
 
-def test_a_body_too_long_is_not_read_and_a_stranger_is_not_heard_out(world: ApiHarness) -> None:
+def test_bodies_too_long_or_unauthenticated_are_refused_unread(world: ApiHarness) -> None:
     """413 by its length; who is not let in is refused before anything of the body is read."""
     long = {"content-length": str(2**40)}
     assert world.call("POST", "/v1/plans", b"{}", by=world.owner, headers=long).status == 413
@@ -324,14 +324,14 @@ def test_a_body_too_long_is_not_read_and_a_stranger_is_not_heard_out(world: ApiH
 
 
 @pytest.mark.parametrize("host", ["evil.test", "hub.test.evil.test", "hub.test@evil.test", "", "127.0.0.1:1", "[::1]"])
-def test_a_host_that_is_not_ours_is_answered_nothing(world: ApiHarness, host: str) -> None:
+def test_a_foreign_host_header_is_refused(world: ApiHarness, host: str) -> None:
     """DNS rebinding: a page that made its own name point here gets no answer, with whatever it presents."""
     answer = world.call("GET", "/v1/devices", by=world.owner, host=host)
     assert answer.status == (421 if host else 400)
     assert world.call("GET", "/v1/health", host=host or HOST).status == 200
 
 
-def test_our_own_host_is_known_in_every_spelling(world: ApiHarness) -> None:
+def test_our_own_host_header_is_accepted_in_every_spelling(world: ApiHarness) -> None:
     """With a port, with a dot at its end, in capitals."""
     for host in (HOST, f"{HOST}:8443", HOST.upper(), f"{HOST}.", f"{HOST}.:443"):
         assert read(world, by=world.owner, host=host) == 200, host
@@ -339,7 +339,7 @@ def test_our_own_host_is_known_in_every_spelling(world: ApiHarness) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/devices", "/v1/health", "/v1/nothing", "/", "/v1/audit/export", "/favicon.ico"])
-def test_every_answer_has_the_headers_that_keep_a_browser_in_bounds(world: ApiHarness, path: str) -> None:
+def test_every_response_has_security_headers(world: ApiHarness, path: str) -> None:
     """Found or not, refused or not; the request's id is another each time, and never the caller's."""
     answers = [world.call("GET", path, by=world.owner, headers={"x-request-id": "mine"}) for _ in range(2)]
     assert answers[0].headers["x-request-id"] != answers[1].headers["x-request-id"] != "mine"
@@ -354,7 +354,7 @@ def test_every_answer_has_the_headers_that_keep_a_browser_in_bounds(world: ApiHa
         assert "server" not in headers
 
 
-def test_no_promise_of_tls_is_made_for_a_name_that_others_use_too(tmp_path: Path) -> None:
+def test_hsts_is_not_sent_for_localhost_and_addresses(tmp_path: Path) -> None:
     """`localhost` and addresses are other programs' as well."""
     from edgesplit_controller.api.security_headers import headers_for
 
@@ -363,7 +363,7 @@ def test_no_promise_of_tls_is_made_for_a_name_that_others_use_too(tmp_path: Path
         assert (b"strict-transport-security" in names) == promised, host
 
 
-def test_a_fault_of_ours_tells_nothing_and_has_the_same_headers(
+def test_an_internal_error_reveals_nothing_and_has_security_headers(
     world: ApiHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A 500 has an id to find it by, and no trace of the program; it is in the audit log as failed."""
@@ -380,7 +380,7 @@ def test_a_fault_of_ours_tells_nothing_and_has_the_same_headers(
 # ---- the audit log
 
 
-def test_every_change_is_in_the_log_before_it_is_made_and_how_it_ended(world: ApiHarness) -> None:
+def test_every_change_is_in_the_audit_log_before_and_after_it_is_made(world: ApiHarness) -> None:
     """Who, by which certificate, from where, what, of what: for changes, for what was refused, and not for reading."""
     alice = world.person("alice", "operator", "doors")
     world.device("cam-1", "doors")
@@ -406,7 +406,9 @@ def test_every_change_is_in_the_log_before_it_is_made_and_how_it_ended(world: Ap
     assert [one["who"] for one in world.call("GET", "/v1/events", by=world.owner).json] == ["alice"]
 
 
-def test_without_a_log_nothing_is_changed(world: ApiHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_changed_where_the_audit_log_cannot_be_written(
+    world: ApiHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the line cannot be written, the call is not made."""
     from edgesplit.errors import LinkError
 
@@ -420,7 +422,7 @@ def test_without_a_log_nothing_is_changed(world: ApiHarness, monkeypatch: pytest
     assert world.call("GET", "/v1/devices/cam-1", by=world.owner).json["state"] != "revoked"
 
 
-def test_one_gate_stands_before_everything(world: ApiHarness) -> None:
+def test_one_authenticator_guards_every_route(world: ApiHarness) -> None:
     """What is compared in constant time, or not at all: secrets are looked up by their hash, CSRF by `same`."""
     assert isinstance(world.app.state.gate, Authenticator)
     assert (
@@ -434,10 +436,17 @@ def test_one_gate_stands_before_everything(world: ApiHarness) -> None:
 # ---- connections that say little
 
 
-@pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    """uvicorn with our protocol before an application that answers; where it listens. A head has no time at all."""
-    monkeypatch.setattr("edgesplit_controller.access.tls_peer.HEAD_S", 0.2)
+class ShortHeadTimeout(PeerAwareHttp):
+    head_timeout_s = 0.2
+
+
+class LongHeadTimeout(PeerAwareHttp):
+    head_timeout_s = 3_600.0
+
+
+@contextmanager
+def listening(protocol: type[PeerAwareHttp]) -> Iterator[tuple[str, int]]:
+    """The address of uvicorn with this protocol in front of an application that answers every request."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while scope["type"] == "http" and (await receive()).get("more_body"):
@@ -445,41 +454,44 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    config = uvicorn.Config(app, http=PeerAwareHttp, lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    yield listener.getsockname()
-    server.should_exit = True
-    thread.join(30)
-    listener.close()
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX: y"])
-def test_a_head_that_does_not_end_costs_its_connection(listening: tuple[str, int], sent: bytes) -> None:
-    """Nothing at all, a letter, half a header: hung up on. (Slow loris.)"""
-    with socket.create_connection(listening, timeout=60) as connection:
+def test_a_connection_whose_request_head_is_incomplete_is_closed_after_a_timeout(sent: bytes) -> None:
+    """Nothing at all, a letter, half a header (slow loris)."""
+    with listening(ShortHeadTimeout) as address, socket.create_connection(address, timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(1) == b""
 
 
-def test_a_head_without_end_is_not_kept(listening: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One header of megabytes: the connection is gone long before the time is up, and no answer was given."""
-    monkeypatch.setattr("edgesplit_controller.access.tls_peer.HEAD_S", 3_600.0)
-    with socket.create_connection(listening, timeout=60) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
-        with pytest.raises(OSError):
-            for _ in range(1_000):
-                connection.sendall(b"y" * 65_536)
-            assert connection.recv(1) == b""
-            raise OSError("it was closed with everything sent")
-    with socket.create_connection(listening, timeout=60) as connection:
-        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n" + b"z" * 3_000_000)
-        assert connection.recv(12) == b"HTTP/1.1 200"  # bodies are another's business
+def test_a_request_head_beyond_its_limit_closes_the_connection() -> None:
+    """One header of megabytes: the connection is closed long before the timeout, without an answer. Bodies are not
+    limited here."""
+    with listening(LongHeadTimeout) as address:
+        with socket.create_connection(address, timeout=60) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+            with pytest.raises(OSError):
+                for _ in range(1_000):
+                    connection.sendall(b"y" * 65_536)
+                assert connection.recv(1) == b""
+                raise OSError("it was closed with everything sent")
+        with socket.create_connection(address, timeout=60) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n" + b"z" * 3_000_000)
+            assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+def test_an_incomplete_body_times_out_with_408() -> None:
     """408, once the time is up; what comes in time, and what follows a whole body, is not concerned."""
     statuses = []
 

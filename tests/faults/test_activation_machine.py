@@ -144,7 +144,7 @@ class Activation(RuleBasedStateMachine):
         if self.machine.running == SICK.digest:
             self.moods[5] = "fails"
         if self.machine.running:
-            errors = self.machine.asked(times)
+            errors = self.machine.failed_requests(times)
             assert not errors or self.machine.running == SICK.digest
 
     @rule(online=st.booleans())

@@ -100,7 +100,7 @@ def test_a_bad_answer_is_refused_and_the_device_finishes(script: Callable[[Reque
 
 
 def test_a_refused_connection_opens_the_breaker_at_once() -> None:
-    """E1, nobody there: one fallback, then the local row until somebody is there again; then the cloud again."""
+    """E1, no server: one fallback, then the local row until the cloud is back; then the cloud again."""
     with world(LOCAL, FIRST) as (engine, cloud, _):
         assert not engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.fallback
         port = cloud.server.port
@@ -133,7 +133,7 @@ def test_a_cloud_that_does_not_answer_is_not_waited_for_and_its_late_answer_is_d
         assert not engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.fallback
 
 
-def test_the_cloud_wins_if_it_comes_before_the_tail_is_done() -> None:
+def test_the_clouds_answer_is_used_if_it_comes_before_the_local_tail() -> None:
     """The hedge is a race: the tail has started, the cloud's answer is first, the tail's is never seen."""
     steps = programs()
     steps["b"].may_run.clear()
@@ -184,7 +184,7 @@ def test_neither_cloud_nor_device_in_time_is_a_typed_error_before_the_deadline()
         steps["b"].may_run.set()
 
 
-def test_a_tail_that_fails_still_leaves_the_cloud() -> None:
+def test_a_failing_local_tail_leaves_the_clouds_answer() -> None:
     """The local tail crashes while the cloud is merely late: the cloud's answer is taken."""
     steps = programs()
     steps["b"].error = InferenceFailed("the accelerator has gone")
@@ -219,7 +219,7 @@ def test_a_retry_while_the_request_runs_joins_it() -> None:
         assert [one.partition("~")[0] for one in cloud.ids] == ["same"]
 
 
-def test_a_server_that_hangs_up_is_only_a_fallback() -> None:
+def test_a_connection_closed_by_the_server_causes_a_fallback() -> None:
     """E1, during: the connection is closed in the middle of every exchange, after any number of bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop, cuts = threading.Event(), iter(range(0, 4000, 37))
@@ -259,7 +259,7 @@ def test_a_connection_that_went_stale_is_replaced_without_a_fallback() -> None:
         assert not engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.fallback
 
 
-def test_an_idle_device_notices_the_link_by_its_probe() -> None:
+def test_an_idle_device_measures_the_link_by_its_probe() -> None:
     """On the local row nothing is sent; the small probe keeps round trip and rate known."""
     with world(LOCAL, idle_probe_s=0.01) as (engine, _, release):
         before = engine.conditions.link
@@ -268,7 +268,7 @@ def test_an_idle_device_notices_the_link_by_its_probe() -> None:
         assert release.plan.rows[0] == LOCAL
 
 
-def test_a_hundred_faulty_clouds_lose_and_double_nothing() -> None:
+def test_faulty_clouds_lose_and_duplicate_no_answer() -> None:
     """Each request meets another fault, many at once: a hundred ids, a hundred answers, all right, each once."""
     with world(LOCAL, FIRST) as (engine, cloud, _):
         scripts = [*BAD, lambda request, good: good]
@@ -299,7 +299,7 @@ def test_a_hundred_faulty_clouds_lose_and_double_nothing() -> None:
         assert len(answers) == 100 and all(right == [True] for right in answers.values())
 
 
-def test_stopping_closes_what_waits_on_the_cloud() -> None:
+def test_stopping_closes_connections_that_wait_for_the_cloud() -> None:
     """A clean stop ends offload connections; the request that waited finishes alone."""
     cloud = ScriptedCloud()
     cloud.start()

@@ -1,4 +1,5 @@
-"""`AsyncClient` before the servers of test_client_faults.py: they lie, die, drip, repeat themselves or do not read."""
+"""`AsyncClient` against the servers of test_client_faults.py, which answer wrongly, break off, answer byte by byte or
+twice, or do not read."""
 
 from __future__ import annotations
 
@@ -13,26 +14,26 @@ import pytest
 from edgesplit import AsyncClient
 from edgesplit.client.client import Answer
 from edgesplit.errors import DeadlineExceeded, EdgeError
-from faults.test_client_faults import MARGIN_S, PATIENCE_S, Liar, X, is_good, reset, response_to
+from support.scripted_server import MARGIN_S, PATIENCE_S, ScriptedServer, X, is_good, reset, response_to
 
 
 @pytest.fixture
-def liar() -> Iterator[Liar]:
-    server = Liar()
-    yield server
-    server.stop()
+def server() -> Iterator[ScriptedServer]:
+    running = ScriptedServer()
+    yield running
+    running.stop()
 
 
-def ask(liar: Liar, deadline_s: float, *ids: str) -> list[Answer | EdgeError]:
+def ask(server: ScriptedServer, deadline_s: float, *ids: str) -> list[Answer | EdgeError]:
     """What the calls came to, one after the other, by one client; fails if one came too late."""
 
     async def run() -> list[Answer | EdgeError]:
         outcomes: list[Answer | EdgeError] = []
-        async with AsyncClient(liar.url) as client:
-            for one in ids or ("the-one",):
+        async with AsyncClient(server.url) as client:
+            for request_id in ids or ("the-one",):
                 began = monotonic()
                 try:
-                    outcomes.append(await client.infer("m", {"x": X}, deadline_s=deadline_s, request_id=one))
+                    outcomes.append(await client.infer("m", {"x": X}, deadline_s=deadline_s, request_id=request_id))
                 except EdgeError as error:
                     outcomes.append(error)
                 assert monotonic() - began < deadline_s + MARGIN_S
@@ -43,7 +44,9 @@ def ask(liar: Liar, deadline_s: float, *ids: str) -> list[Answer | EdgeError]:
 
 @pytest.mark.parametrize("goodbye", ["close", "reset"])
 @pytest.mark.parametrize("part", [0.0, 0.05, 0.2, 0.6, 0.999])
-def test_death_at_any_byte_of_the_response_is_retried_under_the_same_id(liar: Liar, part: float, goodbye: str) -> None:
+def test_death_at_any_byte_of_the_response_is_retried_under_the_same_id(
+    server: ScriptedServer, part: float, goodbye: str
+) -> None:
     """One whole answer at last."""
 
     def die_twice(sock: socket.socket, good: bytes, n: int) -> None:
@@ -51,9 +54,9 @@ def test_death_at_any_byte_of_the_response_is_retried_under_the_same_id(liar: Li
         if n < 2:
             reset(sock) if goodbye == "reset" else sock.close()
 
-    liar.script = die_twice
-    assert is_good(ask(liar, PATIENCE_S)[0])
-    assert liar.ids == ["the-one"] * 3
+    server.script = die_twice
+    assert is_good(ask(server, PATIENCE_S)[0])
+    assert server.ids == ["the-one"] * 3
 
 
 @pytest.mark.parametrize(
@@ -61,39 +64,39 @@ def test_death_at_any_byte_of_the_response_is_retried_under_the_same_id(liar: Li
     [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"\x00\xff" * 500,
      b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000],
 )  # fmt: skip
-def test_garbage_is_never_an_answer_and_a_good_one_after_it_counts(liar: Liar, garbage: bytes) -> None:
+def test_garbage_is_never_an_answer_and_a_good_one_after_it_counts(server: ScriptedServer, garbage: bytes) -> None:
     """While there is time."""
-    liar.script = lambda sock, good, n: sock.sendall(good) if n else (sock.sendall(garbage), sock.close())[0]
-    assert is_good(ask(liar, PATIENCE_S)[0])
-    liar.script = lambda sock, good, n: (sock.sendall(garbage), sock.close())[0]
-    assert isinstance(ask(liar, 0.2)[0], DeadlineExceeded)
+    server.script = lambda sock, good, n: sock.sendall(good) if n else (sock.sendall(garbage), sock.close())[0]
+    assert is_good(ask(server, PATIENCE_S)[0])
+    server.script = lambda sock, good, n: (sock.sendall(garbage), sock.close())[0]
+    assert isinstance(ask(server, 0.2)[0], DeadlineExceeded)
 
 
-def test_answers_to_other_ids_and_second_answers_are_never_taken(liar: Liar) -> None:
+def test_answers_to_other_ids_and_second_answers_are_never_taken(server: ScriptedServer) -> None:
     """A replay before the right one, and a wrong one behind each."""
 
     def spoil(sock: socket.socket, good: bytes, n: int) -> None:
-        sock.sendall(response_to("another", 9.0) if n == 0 else good + response_to(liar.ids[n], -1.0))
+        sock.sendall(response_to("another", 9.0) if n == 0 else good + response_to(server.ids[n], -1.0))
 
-    liar.script = spoil
+    server.script = spoil
     ids = [str(n) for n in range(10)]
-    outcomes = ask(liar, PATIENCE_S, *ids)
+    outcomes = ask(server, PATIENCE_S, *ids)
     assert all(is_good(one, id_) for one, id_ in zip(outcomes, ids, strict=True))
 
 
 @pytest.mark.parametrize("from_byte", [0, 30, 400])
-def test_a_server_that_drips_or_is_silent_is_left_at_the_deadline(liar: Liar, from_byte: int) -> None:
+def test_a_slow_or_silent_server_is_left_at_the_deadline(server: ScriptedServer, from_byte: int) -> None:
     """Each byte comes within any time-out of a single read; the deadline is on the whole."""
 
     def drip(sock: socket.socket, good: bytes, n: int) -> None:
         sock.sendall(good[:from_byte])
         for byte in good[from_byte:]:
-            if liar.over.wait(0.02):
+            if server.over.wait(0.02):
                 return
             sock.sendall(bytes([byte]))
 
-    liar.script = drip
-    assert isinstance(ask(liar, 0.3)[0], DeadlineExceeded)
+    server.script = drip
+    assert isinstance(ask(server, 0.3)[0], DeadlineExceeded)
 
 
 def test_a_server_that_never_reads_is_left_at_the_deadline() -> None:
@@ -110,7 +113,7 @@ def test_a_server_that_never_reads_is_left_at_the_deadline() -> None:
         assert monotonic() - began < 0.3 + MARGIN_S
 
 
-def test_nobody_there_is_a_deadline() -> None:
+def test_an_unreachable_server_is_a_deadline_error() -> None:
     """By TCP, and by a socket that is not there: an agent may be on its way."""
 
     async def run(url: str) -> None:

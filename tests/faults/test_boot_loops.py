@@ -69,7 +69,8 @@ def device() -> Iterator[Device]:
 
 
 def test_a_release_is_committed_after_it_was_healthy_for_a_while(device: Device) -> None:
-    """Until then it says so, and what ran before lies whole beside it; afterwards that goes."""
+    """Until then it is reported as on trial, and the release before it lies whole beside it; afterwards that is
+    deleted."""
     machine = device.on_trial(V2)
     machine.step()
     assert machine.state.state == "trial"
@@ -90,11 +91,11 @@ def test_a_trial_that_began_at_an_odd_moment_waited_for_ever(device: Device) -> 
     assert machine.settle().standing.committed == {"tiny": V1.digest}
 
 
-def test_answers_commit_it_sooner(device: Device) -> None:
+def test_enough_successful_requests_end_a_trial_early(device: Device) -> None:
     """So many requests answered in a row are worth the wait."""
     machine = device.on_trial(V2)
     began = machine.time
-    assert machine.asked(ENOUGH_ANSWERS) == []
+    assert machine.failed_requests(ENOUGH_ANSWERS) == []
     machine.settle(lambda now: not now.standing.trials)
     assert machine.standing.committed == {"tiny": V2.digest} and machine.time == began
 
@@ -103,9 +104,9 @@ def test_a_failure_whose_golden_inputs_fail_too_brings_the_old_one_back_at_once(
     """One failed request, one look at the golden inputs: the old release answers the next request."""
     machine = device.on_trial(V2)
     device.moods[2] = "fails"
-    assert isinstance(machine.asked()[0], InferenceFailed)
+    assert isinstance(machine.failed_requests()[0], InferenceFailed)
     machine.settle(lambda now: now.running == V1.digest)
-    assert machine.asked() == []
+    assert machine.failed_requests() == []
     machine.settle()
     assert machine.state.state == "rolled back" and "golden" in machine.state.detail
     assert machine.standing.committed == {"tiny": V1.digest} and not machine.standing.trials
@@ -121,7 +122,7 @@ def test_a_failure_that_the_golden_inputs_do_not_confirm_prolongs_the_trial(devi
     assert machine.running == V2.digest and machine.time >= failed_at + HEALTH_S
 
 
-def test_failures_in_a_row_condemn_it_whatever_the_golden_inputs_say(device: Device) -> None:
+def test_consecutive_failures_roll_a_trial_back_whatever_its_golden_inputs_say(device: Device) -> None:
     """It passes what it was tried with and fails whatever it is really asked."""
     machine = device.on_trial(V2)
     for _ in range(FAILURES_IN_A_ROW):
@@ -131,24 +132,24 @@ def test_failures_in_a_row_condemn_it_whatever_the_golden_inputs_say(device: Dev
     assert "out of memory" in machine.state.detail and machine.state.state == "rolled back"
 
 
-def test_going_back_waits_for_no_network(device: Device) -> None:
+def test_a_rollback_needs_no_network(device: Device) -> None:
     """The link is gone while the release on trial fails."""
     machine = device.on_trial(V2)
     machine.updater.on_connection(False)
     device.moods[2] = "fails"
-    machine.asked()
+    machine.failed_requests()
     machine.settle()
-    assert machine.running == V1.digest and machine.asked() == []
+    assert machine.running == V1.digest and machine.failed_requests() == []
 
 
-def test_going_back_waits_for_no_download(device: Device) -> None:
+def test_a_rollback_does_not_wait_for_a_download(device: Device) -> None:
     """The next release is being fetched, for ever, while the one on trial fails: the old one is back between chunks."""
     machine = device.on_trial(V2)
     device.moods[2] = "fails"
 
     class Slow(dict[str, bytes]):
         def __contains__(self, sha256: object) -> bool:
-            machine.asked()  # the application goes on asking, from its own thread
+            machine.failed_requests()  # the application goes on asking, from its own thread
             raise LinkError("a link that drips")
 
     good, device.source.chunks = device.source.chunks, Slow(device.source.chunks)
@@ -158,11 +159,11 @@ def test_going_back_waits_for_no_download(device: Device) -> None:
     assert machine.running == V3.digest
 
 
-def test_a_bad_release_is_not_loaded_again_under_its_statement_and_is_under_a_newer_one(device: Device) -> None:
+def test_a_failed_release_is_retried_only_under_a_newer_statement(device: Device) -> None:
     """Across restarts, and however often the broker repeats it; the operator's next word forgives."""
     machine = device.on_trial(V2)
     device.moods[2] = "fails"
-    machine.asked()
+    machine.failed_requests()
     machine.settle()
     for _ in range(3):
         machine = device.start().settle()
@@ -173,19 +174,19 @@ def test_a_bad_release_is_not_loaded_again_under_its_statement_and_is_under_a_ne
     assert machine.running == V2.digest and machine.state.state == "running"
 
 
-def test_a_release_on_trial_that_ends_the_process_gives_way_after_three_starts(device: Device) -> None:
+def test_a_trial_that_crashes_the_process_is_rolled_back_after_three_starts(device: Device) -> None:
     """A3: what crashes after its golden inputs, at each start: counted before it is loaded; the fourth runs the old."""
     device.on_trial(V2)
     device.moods[2] = DEADLY
     for _ in range(UNHEALTHY_STARTS - 1):  # the start in which it was activated is the first
         device.dies()
     machine = device.start().settle()
-    assert machine.running == V1.digest and machine.asked() == []
+    assert machine.running == V1.digest and machine.failed_requests() == []
     assert machine.state.state == "rolled back" and "3 starts" in machine.state.detail
     assert machine.standing.starts == 0
 
 
-def test_a_release_that_ends_the_process_before_it_ever_ran_is_given_up(device: Device) -> None:
+def test_a_release_that_crashes_the_process_at_its_first_load_is_given_up(device: Device) -> None:
     """C14: its first load takes the agent down, again and again; the old one runs between, and then for good."""
     machine = device.committed_to(V1)
     device.moods[2] = DEADLY
@@ -197,7 +198,7 @@ def test_a_release_that_ends_the_process_before_it_ever_ran_is_given_up(device: 
     assert "ended 3 times while loading it" in machine.state.detail and not machine.standing.safe_mode
 
 
-def test_a_committed_release_that_no_longer_lives_ends_in_safe_mode_until_something_new_is_said(device: Device) -> None:
+def test_a_committed_release_that_crashes_ends_in_safe_mode_until_a_new_statement(device: Device) -> None:
     """Nothing older is here: the agent lives without a model, says so, and takes the next deployment."""
     device.committed_to(V1)
     device.moods[1] = DEADLY
@@ -219,7 +220,7 @@ def test_a_committed_release_that_no_longer_lives_ends_in_safe_mode_until_someth
     assert machine.running == V2.digest and machine.reports[-1][2] == ""
 
 
-def test_power_that_fails_again_and_again_costs_no_more_than_a_new_deployment(device: Device) -> None:
+def test_repeated_power_cuts_cost_no_more_than_a_new_deployment(device: Device) -> None:
     """Three starts cut short by the power look like three deaths: safe mode, until the controller says it anew."""
     device.committed_to(V1)
     for _ in range(UNHEALTHY_STARTS + 1):
@@ -231,7 +232,7 @@ def test_power_that_fails_again_and_again_costs_no_more_than_a_new_deployment(de
     assert machine.running == V1.digest and not machine.standing.safe_mode and machine.state.state == "running"
 
 
-def test_a_trial_and_then_the_old_one_too_end_in_safe_mode(device: Device) -> None:
+def test_crashes_of_the_trial_and_of_the_release_before_it_end_in_safe_mode(device: Device) -> None:
     """Three starts for the release on trial, three for the one before it, then none is loaded (a broken runtime)."""
     device.on_trial(V2)
     device.moods.update({1: DEADLY, 2: DEADLY})
@@ -249,7 +250,7 @@ def test_a_trial_and_then_the_old_one_too_end_in_safe_mode(device: Device) -> No
     assert machine.offer(device.source.say(V3)).settle().running == V3.digest
 
 
-def test_a_clean_stop_is_no_unhealthy_start(device: Device) -> None:
+def test_a_clean_stop_does_not_count_as_an_unhealthy_start(device: Device) -> None:
     """An operator who restarts a device ten times while a release is on trial does not lose it."""
     machine = device.on_trial(V2)
     for _ in range(10):
@@ -260,7 +261,7 @@ def test_a_clean_stop_is_no_unhealthy_start(device: Device) -> None:
     assert machine.standing.starts <= 2
 
 
-def test_a_power_cut_of_a_healthy_start_is_no_unhealthy_start(device: Device) -> None:
+def test_a_power_cut_of_a_healthy_start_does_not_count_as_unhealthy(device: Device) -> None:
     """Every start lives for a while, without any network, and ends without a word: nothing is blamed for it."""
     device.committed_to(V1)
     for _ in range(10):
@@ -317,11 +318,11 @@ def test_a_new_deployment_supersedes_a_stuck_one(device: Device, stuck: str) -> 
         del machine.store.make_room
     device.source.chunks = chunks
     machine.offer(device.source.say(V3)).settle()
-    assert machine.running == V3.digest and machine.state.state == "running" and machine.asked() == []
+    assert machine.running == V3.digest and machine.state.state == "running" and machine.failed_requests() == []
 
 
 @pytest.mark.parametrize("years", [-10, 10])
-def test_a_clock_that_is_off_keeps_what_runs(device: Device, years: int) -> None:
+def test_a_wrong_clock_keeps_the_running_release(device: Device, years: int) -> None:
     """A12, C8: started with a clock ten years off, without a network, then with one: what runs goes on in any case; by
     a clock that is ahead nothing is installed, and once it is right the update comes by itself."""
     device.committed_to(V1)
@@ -361,7 +362,7 @@ def test_expired_metadata_keeps_and_installs_nothing(device: Device) -> None:
     machine.wall = lambda: NOW + 365 * DAY
     machine.updater.on_connection(True)
     machine.offer(statement).settle(hours=0.2)
-    assert machine.running == V1.digest and machine.asked() == [] and "expired" in machine.reports[-1][3]
+    assert machine.running == V1.digest and machine.failed_requests() == [] and "expired" in machine.reports[-1][3]
     device.source.now = NOW + 365 * DAY
     device.source.repository.renew()
     machine.settle()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.device_storage import Machine, Source, Tiny, imaginary_disks
-from support.power_cut import Fault, Made, Operation, Recorder, Resized, Tree, Wrote, read_tree, write_tree
+from support.power_cut import Created, Fault, Operation, Recorder, Resized, Tree, Wrote, read_tree, write_tree
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 EVERY = int(os.environ.get("EDGESPLIT_DISK_FAULTS", "3"))
@@ -78,13 +78,13 @@ def shelf() -> Iterator[Shelf]:
 
 def full(number: int, op: Operation) -> OSError | None:
     """No byte and no name more; what is there can be renamed and removed."""
-    grows = isinstance(op, Made | Wrote) or (isinstance(op, Resized) and op.size > 0)
+    grows = isinstance(op, Created | Wrote) or (isinstance(op, Resized) and op.size > 0)
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if grows else None
 
 
 def without_inodes(number: int, op: Operation) -> OSError | None:
     """Bytes, but no more names."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if isinstance(op, Made) else None
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if isinstance(op, Created) else None
 
 
 def read_only(number: int, op: Operation) -> OSError | None:
@@ -102,7 +102,9 @@ def from_then_on(first: int, fault: Fault) -> Fault:
     [(full, "No space left"), (without_inodes, "No space left"), (read_only, "Read-only")],
     ids=["full", "without inodes", "read-only"],
 )
-def test_a_disk_that_takes_no_more_from_any_operation_on(shelf: Shelf, state: str, fault: Fault, says: str) -> None:
+def test_a_disk_that_is_full_from_any_operation_on_keeps_the_running_release(
+    shelf: Shelf, state: str, fault: Fault, says: str
+) -> None:
     """A8, A13: what ran runs, the operator is told why the update does not come, and it comes when there is room."""
     target = V1 if state == "new" else V2
     before = "" if state == "new" else V1.digest
@@ -184,7 +186,7 @@ SPOILINGS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
 
 @pytest.mark.parametrize("how", SPOILINGS)
 @pytest.mark.parametrize("state", ["one", "trial"])
-def test_whatever_file_is_spoilt_the_device_comes_back(shelf: Shelf, state: str, how: str) -> None:
+def test_a_device_recovers_from_any_spoilt_file(shelf: Shelf, state: str, how: str) -> None:
     """A5 to A7, A9: each file of the folder in turn, in the slices that run, in those beside them and in what is
     remembered: the agent starts, loads no byte that was not signed, and ends with what is wanted, repaired."""
     target = V1 if state == "one" else V2
@@ -217,7 +219,7 @@ def test_whatever_file_is_spoilt_the_device_comes_back(shelf: Shelf, state: str,
     assert len(names) > 12
 
 
-def test_a_lost_current_json_is_made_again_from_what_lies_there(shelf: Shelf) -> None:
+def test_a_lost_current_json_is_rebuilt_from_the_stored_releases(shelf: Shelf) -> None:
     """A7: nothing says what ran: the whole release that has been here longest runs, on trial, without a network."""
 
     def lose(folder: Path) -> None:
@@ -231,7 +233,7 @@ def test_a_lost_current_json_is_made_again_from_what_lies_there(shelf: Shelf) ->
         assert machine.standing.committed == {"tiny": V1.digest}
 
 
-def test_a_spoilt_trial_gives_way_to_the_release_before_it_and_is_repaired(shelf: Shelf) -> None:
+def test_a_spoilt_trial_falls_back_to_the_previous_release_and_is_repaired(shelf: Shelf) -> None:
     """A9: one bit of the slice on trial: the old slot serves at once, the new one is put together again and tried
     again; it is not a bad release, only a bad card."""
     name = f"releases/{V2.digest}/slices/b/graph.onnx"
@@ -242,7 +244,7 @@ def test_a_spoilt_trial_gives_way_to_the_release_before_it_and_is_repaired(shelf
     shelf.source.retained = shelf.said["trial"]
     with shelf.device("trial", spoil) as machine:
         machine.boot(online=False)
-        assert machine.running == V1.digest and machine.asked() == []
+        assert machine.running == V1.digest and machine.failed_requests() == []
         machine.connect_broker()
         machine.settle()
         assert machine.running == V2.digest and machine.state.state == "running"
@@ -250,7 +252,7 @@ def test_a_spoilt_trial_gives_way_to_the_release_before_it_and_is_repaired(shelf
         assert machine.sent == [chunk.sha256 for chunk in spoilt.chunks], "only what is spoilt is asked for again"
 
 
-def test_an_old_release_that_rots_beside_a_bad_one_is_fetched_again(shelf: Shelf) -> None:
+def test_a_previous_release_spoilt_on_disk_is_fetched_again_for_a_rollback(shelf: Shelf) -> None:
     """F7: the release on trial is thrown back while the one before it is spoilt on disk: it is repaired, not missed."""
     name = f"releases/{V1.digest}/slices/b/graph.onnx"
 
@@ -264,6 +266,6 @@ def test_an_old_release_that_rots_beside_a_bad_one_is_fetched_again(shelf: Shelf
         for _ in range(4):
             machine.updater.on_device_run(V2.digest, RuntimeError("the kernel failed"))
         machine.settle()
-        assert machine.running == V1.digest and machine.asked() == []
+        assert machine.running == V1.digest and machine.failed_requests() == []
         assert machine.state.state == "rolled back" and "5 times in a row" in machine.state.detail
         assert not machine.strangers()

@@ -43,7 +43,7 @@ def test_a_release_reaches_every_device(folder: Path) -> None:
         assert not fleet.checker.violations
 
 
-def test_a_release_that_fails_its_golden_inputs_is_never_answered_by(folder: Path) -> None:
+def test_a_release_that_fails_its_golden_inputs_never_serves(folder: Path) -> None:
     """Where it fails, the old one runs on; where it does not, the new one runs."""
     with SimulatedFleet(folder, devices=12, seed=2) as fleet:
         first = fleet.release(1)
@@ -60,7 +60,7 @@ def test_a_release_that_fails_its_golden_inputs_is_never_answered_by(folder: Pat
         assert not fleet.checker.violations
 
 
-def test_a_month_of_faults(folder: Path) -> None:
+def test_a_fleet_survives_a_month_of_random_faults(folder: Path) -> None:
     """Whatever goes wrong, by chance: no unsigned byte is loaded, no counter falls, what was healthy answers, and no
     request is lost; when it is over every device comes to the newest release."""
     print(f"EDGESPLIT_SEED={SEED} EDGESPLIT_SIM_DEVICES={DEVICES} EDGESPLIT_SIM_DAYS={DAYS:g}")
@@ -84,7 +84,7 @@ def test_a_run_depends_on_its_seed_alone(folder: Path) -> None:
     assert _fingerprint(folder / "a", 5) == _fingerprint(folder / "b", 5) != _fingerprint(folder / "c", 6)
 
 
-def test_threads_beside_a_fleet_do_not_change_its_luck(folder: Path) -> None:
+def test_other_threads_do_not_change_a_simulated_fleets_randomness(folder: Path) -> None:
     """They draw from the process's dice; the fleet has its own."""
     alone = _fingerprint(folder / "a", 5)
     over = threading.Event()
@@ -103,7 +103,7 @@ def _draw_until(over: threading.Event) -> None:
         random.random()
 
 
-def test_a_statement_of_yesterday_is_noticed(folder: Path) -> None:
+def test_a_replayed_statement_after_a_restore_is_refused(folder: Path) -> None:
     """A controller that says again what it said before a restored backup is caught by the witness and obeyed by no
     device; what the backup wants it says anew, under a counter that is newer than all."""
     with SimulatedFleet(folder, devices=3, seed=4) as fleet:
@@ -126,7 +126,7 @@ def test_a_statement_of_yesterday_is_noticed(folder: Path) -> None:
         assert not [text for text in fleet.checker.violations if "obeys" in text]
 
 
-def test_a_copy_of_a_damaged_card_is_damaged(folder: Path) -> None:
+def test_a_copied_card_has_the_damage_of_its_original(folder: Path) -> None:
     """The copy starts on what was flipped, and cannot repair it while the other holds the name: nobody's fault."""
     with SimulatedFleet(folder, devices=1, seed=5) as fleet:
         release = fleet.release(1)

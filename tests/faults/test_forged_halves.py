@@ -239,7 +239,7 @@ def test_no_report_of_link_or_server_leads_beyond_the_signed_plan(said: list[tup
     assert plan.choose_row(table, now) in table.rows
 
 
-def test_a_server_that_lies_about_its_load_is_left_for_the_device() -> None:
+def test_a_false_load_report_only_moves_requests_to_the_devices_own_row() -> None:
     """Energy exhaustion, and its opposite: who claims to be overloaded sends the device back to its own row, and never
     to one that is not in the plan."""
     table = Plan(
@@ -253,7 +253,7 @@ def test_a_server_that_lies_about_its_load_is_left_for_the_device() -> None:
     assert plan.choose_row(table, meter.conditions(True)) == LOCAL
 
 
-def test_requests_for_a_dead_cloud_are_not_paid_for_again_and_again() -> None:
+def test_a_dead_cloud_is_probed_and_not_tried_by_each_request() -> None:
     """Energy exhaustion: a cloud that refuses everything is asked a few times and then probed, not asked each time."""
     with world(SLOW, msgspec.structs.replace(CUT, device_s=0.0)) as (engine, cloud, _):
         eventually("the first look at the link", lambda: cloud.probes >= 2)
@@ -267,7 +267,7 @@ def test_requests_for_a_dead_cloud_are_not_paid_for_again_and_again() -> None:
 # Profile poisoning
 
 
-def test_what_a_device_tells_of_itself_moves_no_plan(tmp_path: Path) -> None:
+def test_a_devices_own_claims_change_no_plan(tmp_path: Path) -> None:
     """A hostile device claims to be a thousand times as fast, and on an endless link: the plan of its class is the same
     to the last digit, for plans are made of profiles and of what the operator measured."""
     with ExitStack() as stack:

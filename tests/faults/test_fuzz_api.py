@@ -109,13 +109,13 @@ def test_spoiled_paths_and_queries_are_refused(api: Api) -> None:
     tried()
 
 
-def test_a_query_that_is_no_ascii_was_an_error_of_the_servers(api: Api) -> None:
+def test_a_non_ascii_query_was_an_internal_server_error(api: Api) -> None:
     """Bytes above 127 in a query ended in a 500 without a body; a path with a slash too many in a redirect."""
     assert api.call("GET", b"/v1/models", b"name=\x80", b"", OPERATOR) == 400
     assert api.call("GET", b"/v1/models/", b"", b"", OPERATOR) == 404
 
 
-def test_without_the_token_nothing_but_enrolment_and_health_is_open(api: Api) -> None:
+def test_without_a_token_only_enrolment_and_health_are_open(api: Api) -> None:
     """D10: any spoiled token, and none, on each route: 401, or 429 after some, and no more."""
 
     @fuzzed(spoiled([OPERATOR[1]]), st.sampled_from([*GETS[:-2], *(set(BODIES) - {"/v1/enrol", "/v1/renew"})]))

@@ -43,7 +43,7 @@ MEMORY_BYTES = 600 * 2**20
 """Of the controller and of the broker while they are flooded: far above what they need, far below endless."""
 
 
-class Hostile:
+class HostileDevice:
     """A device that enrolled as it should, and then does as it likes."""
 
     def __init__(self, cloud: Cloud, name: str) -> None:
@@ -62,9 +62,9 @@ class Hostile:
         self.folder = folder
 
     @contextmanager
-    def client(self, client_id: str = "", *topics: str, will: str = "") -> Iterator[Loose]:
+    def client(self, client_id: str = "", *topics: str, will: str = "") -> Iterator[HostileClient]:
         """A connected client of this device."""
-        loose = Loose(self, client_id or self.name, will)
+        loose = HostileClient(self, client_id or self.name, will)
         loose.start(topics)
         try:
             yield loose
@@ -77,10 +77,10 @@ class Hostile:
         return self.credentials.client_context().wrap_socket(plain, server_hostname=self.address[0])
 
 
-class Loose:
+class HostileClient:
     """A paho client that keeps no rule."""
 
-    def __init__(self, hostile: Hostile, client_id: str, will: str) -> None:
+    def __init__(self, hostile: HostileDevice, client_id: str, will: str) -> None:
         self._hostile = hostile
         self.heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
         self.answers: queue.Queue[tuple[int, int]] = queue.Queue()
@@ -132,7 +132,7 @@ class Loose:
         self.client.loop_stop()
 
 
-class World:
+class HostileDeviceHarness:
     """One cloud with a deployed victim and a hostile device."""
 
     def __init__(self, folder: Path) -> None:
@@ -144,7 +144,7 @@ class World:
         self.victim: Agent = self.cloud.agent(VICTIM)
         self.release = ""
         self.deploy()
-        self.hostile = Hostile(self.cloud, BAD)
+        self.hostile = HostileDevice(self.cloud, BAD)
 
     def deploy(self) -> None:
         """Deploy another cut to the victim, and wait until it runs."""
@@ -186,22 +186,22 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("hostile"))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostileDeviceHarness]:
+    made = HostileDeviceHarness(tmp_path_factory.mktemp("hostile"))
     yield made
     made.cloud.stop()
 
 
 @pytest.fixture()
-def undisturbed(world: World) -> Iterator[World]:
-    """A world in which the victim, after the test, still has its session, its release and its words."""
-    before = world.births(), world.shown()["session"]
-    yield world
-    after = world.shown()
-    assert (world.births(), after["session"]) == before, "the victim lost its connection"
-    assert world.runs(world.release)
+def undisturbed(harness: HostileDeviceHarness) -> Iterator[HostileDeviceHarness]:
+    """A harness whose victim still has its session and its release after the test, and still sends telemetry."""
+    before = harness.births(), harness.shown()["session"]
+    yield harness
+    after = harness.shown()
+    assert (harness.births(), after["session"]) == before, "the victim lost its connection"
+    assert harness.runs(harness.release)
     seen = after["last_seen"]
-    eventually("the victim is heard again", lambda: world.shown()["last_seen"] > seen)
+    eventually("the victim is heard again", lambda: harness.shown()["last_seen"] > seen)
 
 
 # Others' topics
@@ -223,7 +223,7 @@ WRITTEN = [
 ]
 
 
-def test_nothing_can_be_said_for_others(undisturbed: World) -> None:
+def test_a_hostile_device_cannot_publish_on_others_topics(undisturbed: HostileDeviceHarness) -> None:
     """D1: others' topics, the controller's, chunks, deep and odd ones: each is refused, retained or not, and has no
     effect on what is shown of the victim."""
     shown = undisturbed.shown()
@@ -247,7 +247,7 @@ LISTENED = [
 ]  # fmt: skip
 
 
-def test_nothing_of_others_is_heard(undisturbed: World) -> None:
+def test_a_hostile_device_receives_nothing_of_others(undisturbed: HostileDeviceHarness) -> None:
     """D2: all kinds of wildcards and shared subscriptions: while the victim talks and fetches, the hostile device
     hears its own topics and chunks, and nothing else."""
     with undisturbed.hostile.client("", topic(BAD, "fetch_reply"), *LISTENED) as bad:
@@ -261,7 +261,7 @@ def test_nothing_of_others_is_heard(undisturbed: World) -> None:
 # Others' names
 
 
-def test_anothers_client_id_and_will_are_its_own(undisturbed: World) -> None:
+def test_anothers_client_id_and_last_will_have_no_effect(undisturbed: HostileDeviceHarness) -> None:
     """D3: under the victim's client id it is still itself, and its will on the victim's topic is never said."""
     with undisturbed.hostile.client(VICTIM, topic(VICTIM, "desired"), will=topic(VICTIM, "birth")) as bad:
         assert bad.refused(topic(VICTIM, "birth"), b"x")
@@ -273,7 +273,9 @@ def test_anothers_client_id_and_will_are_its_own(undisturbed: World) -> None:
     assert undisturbed.shown()["state"] == "online"
 
 
-def test_statements_reach_only_whom_they_are_for(undisturbed: World, tmp_path: Path) -> None:
+def test_statements_are_accepted_only_by_the_device_they_name(
+    undisturbed: HostileDeviceHarness, tmp_path: Path
+) -> None:
     """C2, C3: the victim's statement believed by nobody else, the hostile device's own replayed to nobody, and an older
     one refused by who saw a newer."""
     own = Statements(undisturbed.hostile, undisturbed.cloud, tmp_path)
@@ -298,7 +300,7 @@ def test_statements_reach_only_whom_they_are_for(undisturbed: World, tmp_path: P
 class Statements:
     """What an eavesdropper on the controller's disk could have: any statement, and the public metadata."""
 
-    def __init__(self, hostile: Hostile, cloud: Cloud, folder: Path) -> None:
+    def __init__(self, hostile: HostileDevice, cloud: Cloud, folder: Path) -> None:
         self.root = hostile.claim["tuf_root"].encode()
         self._folder = cloud.data / "tuf"
         self._database = cloud.data / "controller.db"
@@ -357,7 +359,7 @@ def model(name: str) -> messages.ModelState:
     return messages.ModelState(name, "r", "r", "running", "")
 
 
-def test_confusing_words_confuse_nobody(undisturbed: World) -> None:
+def test_absurd_telemetry_does_not_disturb_the_controller(undisturbed: HostileDeviceHarness) -> None:
     """B5: absurd, malformed, retained words on its own topics: the controller answers as before, about everybody, as
     JSON that any reader takes; and nothing of them is a secret's way out."""
     with undisturbed.hostile.client("", topic(BAD, "fetch_reply")) as bad:
@@ -420,7 +422,7 @@ def broken_packets() -> list[bytes]:
     ]
 
 
-def test_broken_packets_cost_only_the_connection_they_came_on(undisturbed: World) -> None:
+def test_broken_packets_end_only_their_own_connection(undisturbed: HostileDeviceHarness) -> None:
     """B5: invalid UTF-8, endless lengths, topics of 65,000 levels, payloads beyond the limit, random bytes."""
     for packet in broken_packets():
         with undisturbed.hostile.socket() as link, suppress(OSError):
@@ -431,7 +433,7 @@ def test_broken_packets_cost_only_the_connection_they_came_on(undisturbed: World
     assert undisturbed.shown()["state"] == "online"
 
 
-def test_a_slow_reader_holds_up_nobody(undisturbed: World) -> None:
+def test_a_slow_reader_delays_no_other_device(undisturbed: HostileDeviceHarness) -> None:
     """B6: it asks for all chunks and reads a byte now and then: the victim's deployment comes, and the broker keeps
     no more for the slow one than its bounded queue."""
     with undisturbed.hostile.socket() as link:
@@ -454,7 +456,7 @@ def as_fast_as_it_can(send: Callable[[], object], until: threading.Event) -> Non
         send()
 
 
-def is_let_in(hostile: Hostile) -> bool:
+def is_let_in(hostile: HostileDevice) -> bool:
     """Does the broker answer this device's CONNECT?"""
     try:
         with hostile.socket() as link:
@@ -465,7 +467,7 @@ def is_let_in(hostile: Hostile) -> bool:
         return False
 
 
-def flooding(hostile: Hostile, until: threading.Event) -> list[threading.Thread]:
+def flooding(hostile: HostileDevice, until: threading.Event) -> list[threading.Thread]:
     """One connection that publishes all it can, of all kinds, and one that opens connections in a loop."""
 
     def pump() -> None:
@@ -497,7 +499,9 @@ def flooding(hostile: Hostile, until: threading.Event) -> list[threading.Thread]
     return threads
 
 
-def test_a_flooding_device_is_held_off_and_told_and_the_victim_gets_its_deployment(undisturbed: World) -> None:
+def test_a_flooding_device_is_blocked_and_reported_while_others_get_deployments(
+    undisturbed: HostileDeviceHarness,
+) -> None:
     """D2, B6: at full speed on a second identity: the operator is told, its certificate opens no session for a while,
     the victim's next release arrives meanwhile, and memory stays bounded."""
     until = threading.Event()
@@ -520,10 +524,10 @@ def test_a_flooding_device_is_held_off_and_told_and_the_victim_gets_its_deployme
     assert undisturbed.shown()["flooded"] is None
 
 
-def test_thousands_of_subscriptions_and_endless_asking_disturb_nobody(undisturbed: World) -> None:
+def test_thousands_of_subscriptions_and_requests_delay_no_other_device(undisturbed: HostileDeviceHarness) -> None:
     """A third device listens to ten thousand topics and asks for every chunk again and again: the victim's next
     deployment comes all the same."""
-    third = Hostile(undisturbed.cloud, "pi-third")
+    third = HostileDevice(undisturbed.cloud, "pi-third")
     until = threading.Event()
     wish = encode(
         FetchChunks.from_indexes(undisturbed.release, range(min(LIMITS.fetch_window_chunks, undisturbed.chunks())))

@@ -43,7 +43,7 @@ X = np.ones((1, COUNT), np.float32)
 SLOW_READERS = 100
 
 
-class World:
+class EndpointHarness:
     """The endpoint on a Unix socket, before a model that doubles a megabyte."""
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class World:
 
 
 @pytest.fixture
-def world(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def harness(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndpointHarness]:
     if not FOLDER.is_dir():
         pytest.skip(f"no {FOLDER}: this system has no POSIX shared memory")
     monkeypatch.chdir(socket_folder)
-    own = World()
+    own = EndpointHarness()
     yield own
     own.stop()
 
@@ -113,11 +113,11 @@ def at(region: str, size: int = SIZE, offset: int = 0) -> dict[str, Any]:
     return {"shared_memory_region": region, "shared_memory_byte_size": size, "shared_memory_offset": offset}
 
 
-def test_a_region_that_is_shortened_and_lengthened_all_the_time_kills_nobody(world: World) -> None:
+def test_resizing_a_shared_region_during_requests_crashes_nothing(harness: EndpointHarness) -> None:
     """Each request is answered or refused; no SIGBUS, no hang, and the file never grows by what we write."""
-    key = world.region(2 * SIZE)
+    key = harness.region(2 * SIZE)
     path = "/v2/systemsharedmemory/region/r/register"
-    assert world.say("POST", path, {"key": key, "byte_size": 2 * SIZE}).status == 200
+    assert harness.say("POST", path, {"key": key, "byte_size": 2 * SIZE}).status == 200
     seed = os.environ["EDGESPLIT_SEED"]
     print(f"seed {seed}")
     rng, over = random.Random(seed), threading.Event()
@@ -130,22 +130,22 @@ def test_a_region_that_is_shortened_and_lengthened_all_the_time_kills_nobody(wor
     shaker.start()
     try:
         for _ in range(60):
-            assert world.infer_at(at("r"), at("r", SIZE, SIZE)).status in (200, 400)
+            assert harness.infer_at(at("r"), at("r", SIZE, SIZE)).status in (200, 400)
     finally:
         over.set()
         shaker.join(PATIENCE_S)
     assert (FOLDER / key).stat().st_size <= 2 * SIZE
-    assert world.answers()
+    assert harness.answers()
 
 
-def test_regions_that_overlap_are_the_clients_own_affair(world: World) -> None:
+def test_overlapping_shared_regions_are_answered_in_bounds(harness: EndpointHarness) -> None:
     """Input and output in one place, and two names for one memory: answered, in bounds."""
-    key = world.region()
+    key = harness.region()
     for name in ("r", "s"):
         path = f"/v2/systemsharedmemory/region/{name}/register"
-        assert world.say("POST", path, {"key": key, "byte_size": SIZE}).status == 200
+        assert harness.say("POST", path, {"key": key, "byte_size": SIZE}).status == 200
     (FOLDER / key).write_bytes(X.tobytes())
-    assert world.infer_at(at("r"), at("s")).status == 200
+    assert harness.infer_at(at("r"), at("s")).status == 200
     assert np.frombuffer((FOLDER / key).read_bytes(), np.float32).tolist() == [2.0] * COUNT
 
 
@@ -154,13 +154,15 @@ def test_regions_that_overlap_are_the_clients_own_affair(world: World) -> None:
     at("gone"), at(SEGMENT), at(""), at("../r"), {**at("r"), "shared_memory_byte_size": None},
     {**at("r"), "shared_memory_offset": "0"},
 ])  # fmt: skip
-def test_places_that_are_nowhere_are_refused(world: World, place: dict[str, Any]) -> None:
+def test_invalid_offsets_into_shared_regions_are_refused(harness: EndpointHarness, place: dict[str, Any]) -> None:
     """Huge, negative, unknown, of the wrong type: a 400 that says so, as input and as output."""
-    key = world.region()
-    assert world.say("POST", "/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": SIZE}).status == 200
-    assert world.infer_at(place).status == 400
-    assert world.infer_at(at("r"), place).status == 400
-    assert world.answers()
+    key = harness.region()
+    assert (
+        harness.say("POST", "/v2/systemsharedmemory/region/r/register", {"key": key, "byte_size": SIZE}).status == 200
+    )
+    assert harness.infer_at(place).status == 400
+    assert harness.infer_at(at("r"), place).status == 400
+    assert harness.answers()
 
 
 @pytest.mark.parametrize("body", [
@@ -168,13 +170,13 @@ def test_places_that_are_nowhere_are_refused(world: World, place: dict[str, Any]
     {"key": "KEY", "byte_size": 2**63}, {"key": "KEY", "byte_size": SIZE + 1}, {"key": "KEY", "byte_size": 0},
     {"key": "KEY", "byte_size": 1, "offset": SIZE}, {"key": "KEY", "byte_size": 1, "offset": -1},
 ])  # fmt: skip
-def test_registrations_that_cannot_be_are_refused(world: World, body: Any) -> None:
+def test_invalid_region_registrations_are_refused(harness: EndpointHarness, body: Any) -> None:
     """And nothing is registered by them."""
-    key = world.region()
+    key = harness.region()
     if isinstance(body, dict) and body.get("key") == "KEY":
         body = {**body, "key": key}
-    assert world.say("POST", "/v2/systemsharedmemory/region/r/register", body).status == 400
-    assert json.loads(bytes(world.say("GET", "/v2/systemsharedmemory/status").body)) == []
+    assert harness.say("POST", "/v2/systemsharedmemory/region/r/register", body).status == 400
+    assert json.loads(bytes(harness.say("GET", "/v2/systemsharedmemory/status").body)) == []
 
 
 def offered(descriptors: list[int], extra: bytes = b"") -> tuple[socket.socket, bytes]:
@@ -187,7 +189,7 @@ def offered(descriptors: list[int], extra: bytes = b"") -> tuple[socket.socket, 
     return link, link.recv(65_536)
 
 
-def test_descriptors_of_anything_else_are_refused(world: World, tmp_path: Path) -> None:
+def test_descriptors_that_are_no_sealed_memory_are_refused(harness: EndpointHarness, tmp_path: Path) -> None:
     """A file that could shrink, a socket, a terminal, several, none: refused and closed; the connection serves on."""
     (tmp_path / "file").write_bytes(b"x" * SIZE)
     unsealed = os.memfd_create("t", os.MFD_ALLOW_SEALING)
@@ -210,7 +212,7 @@ def test_descriptors_of_anything_else_are_refused(world: World, tmp_path: Path) 
         os.close(one)
     other.close()
     end.close()
-    assert world.answers()
+    assert harness.answers()
 
 
 KILLED = f"""
@@ -220,30 +222,30 @@ Client(sys.argv[1]).infer("big", {{"x": np.ones((1, {COUNT}), np.float32)}}, dea
 """
 
 
-def test_a_client_that_is_killed_amid_its_exchange_leaves_nothing_behind(world: World) -> None:
+def test_a_client_that_is_killed_amid_its_exchange_leaves_nothing_behind(harness: EndpointHarness) -> None:
     """SIGKILL while its request runs: segment and connection are given back when the run has ended."""
 
     def held() -> int:
         lines = Path("/proc/self/maps").read_text().splitlines()
         return sum("memfd:edgesplit" in line for line in lines)
 
-    assert world.answers()
-    world.first.entered.clear()
+    assert harness.answers()
+    harness.first.entered.clear()
     gc.collect()  # what earlier tests left behind would go at any moment
-    eventually("the first client's segment was given back", lambda: not world.server._connections)
+    eventually("the first client's segment was given back", lambda: not harness.server._connections)
     before = held()
-    world.first.may_run.clear()
-    child = subprocess.Popen([sys.executable, "-c", KILLED, world.url], stdout=subprocess.PIPE)
-    assert world.first.entered.wait(PATIENCE_S)
+    harness.first.may_run.clear()
+    child = subprocess.Popen([sys.executable, "-c", KILLED, harness.url], stdout=subprocess.PIPE)
+    assert harness.first.entered.wait(PATIENCE_S)
     assert held() > before
     child.send_signal(signal.SIGKILL)
     child.communicate()
-    world.first.may_run.set()
+    harness.first.may_run.set()
     eventually("the segment was given back", lambda: held() <= before)
-    assert world.answers()
+    assert harness.answers()
 
 
-def test_a_hundred_clients_that_do_not_read_keep_nobody_waiting(world: World) -> None:
+def test_a_hundred_clients_that_do_not_read_delay_no_other_client(harness: EndpointHarness) -> None:
     """Each has asked for a megabyte and takes none of it: others are answered, memory is bounded by what was asked, and
     the connections end with their clients."""
     buffers, length = oip.encode_request(oip.InferRequest({"x": X}))
@@ -257,9 +259,9 @@ def test_a_hundred_clients_that_do_not_read_keep_nobody_waiting(world: World) ->
         link.sendall(head.encode() + body)
         assert link.recv(20).startswith(b"HTTP/1.1 200")  # its answer has begun; the rest is never read
         slow.append(link)
-    assert world.answers()
-    assert len(world.server._connections) >= SLOW_READERS
+    assert harness.answers()
+    assert len(harness.server._connections) >= SLOW_READERS
     for link in slow:
         link.close()
-    eventually("their connections have ended", lambda: not world.server._connections)
-    assert world.answers()
+    eventually("their connections have ended", lambda: not harness.server._connections)
+    assert harness.answers()

@@ -25,7 +25,7 @@ from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.pki.authority import Authority
 from support.device_storage import NOW, imaginary_disks
 from support.fresh_database import fresh_database
-from support.power_cut import Recorder, Told, after_cut, read_tree, write_tree
+from support.power_cut import Promised, Recorder, after_cut, read_tree, write_tree
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 DEVICE = "cam-1"
@@ -117,7 +117,7 @@ def test_enrolment_is_finished_by_the_same_claim_wherever_power_fails(
             recorder = recorded(folder, controller, first)
             seed = f"{SEED}/{how}/{cut}"
             disk = after_cut(recorder.start, recorder.log, cut, how, random.Random(seed))  # type: ignore[arg-type]
-            if Told("asked") not in recorder.log[:cut]:  # then the controller knows nothing of it yet
+            if Promised("asked") not in recorder.log[:cut]:  # then the controller knows nothing of it yet
                 shutil.rmtree(controller.folder)
                 controller = Controller(controller.folder)
                 monkeypatch.setattr(enrolment, "post", controller.post)
@@ -173,9 +173,7 @@ def test_a_renewal_leaves_the_old_pair_or_the_new_wherever_power_fails(
             shutil.rmtree(place)
 
 
-def test_an_answer_that_is_lost_costs_another_try_with_the_same_key(
-    shelf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_enrolment_response_is_retried_with_the_same_key(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller has enrolled the device, and the device never heard of it: asked again, it hears."""
     controller = Controller(shelf / "lost-answer")
     monkeypatch.setattr(enrolment, "post", controller.post)

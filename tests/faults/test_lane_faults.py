@@ -27,7 +27,7 @@ from edgesplit.observability import metrics, trace_context
 from edgesplit.oip.options import NONE
 from edgesplit_agent.worker.host import WorkerLost
 from support.agent_engine import DIGEST, eventually
-from support.direct_access import OTHER_DIGEST, LaneWorld, descriptors, lane_world
+from support.direct_access import OTHER_DIGEST, DirectAccessHarness, descriptors, lane_world
 from support.workers import DEADLY, ENDLESS, GREEDY, SMALL, deadly, double, endless, greedy, signal_worker
 
 only_where_it_traps = pytest.mark.skipif(
@@ -44,7 +44,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def world(socket_folder: Path) -> Iterator[LaneWorld]:
+def harness(socket_folder: Path) -> Iterator[DirectAccessHarness]:
     """Doubles."""
     with lane_world(socket_folder, double()) as own:
         yield own
@@ -54,27 +54,31 @@ def ask(client: Client, x: Any = SMALL, deadline_s: float = PATIENCE_S, **how: A
     return client.infer("one", {"x": x}, deadline_s=deadline_s, **how)
 
 
-def warm(client: Client, world: LaneWorld) -> None:
+def warm(client: Client, harness: DirectAccessHarness) -> None:
     """Ask until a lane answers."""
 
     def by_lane() -> bool:
-        before = world.inferences
+        before = harness.inferences
         ask(client)
-        return world.inferences == before
+        return harness.inferences == before
 
     eventually("a lane answers", by_lane, PATIENCE_S)
 
 
-Ways = Callable[[LaneWorld, dict[str, Any]], "tuple[Callable[[Any], Answer], Callable[[], None]]"]
+Ways = Callable[[DirectAccessHarness, dict[str, Any]], "tuple[Callable[[Any], Answer], Callable[[], None]]"]
 
 
-def by_threads(world: LaneWorld, kind: dict[str, Any]) -> tuple[Callable[[Any], Answer], Callable[[], None]]:
-    client = Client(world.url, **kind)
+def by_threads(
+    harness: DirectAccessHarness, kind: dict[str, Any]
+) -> tuple[Callable[[Any], Answer], Callable[[], None]]:
+    client = Client(harness.url, **kind)
     return lambda x: ask(client, x), client.close
 
 
-def by_asyncio(world: LaneWorld, kind: dict[str, Any]) -> tuple[Callable[[Any], Answer], Callable[[], None]]:
-    loop, client = asyncio.new_event_loop(), AsyncClient(world.url, **kind)
+def by_asyncio(
+    harness: DirectAccessHarness, kind: dict[str, Any]
+) -> tuple[Callable[[Any], Answer], Callable[[], None]]:
+    loop, client = asyncio.new_event_loop(), AsyncClient(harness.url, **kind)
 
     def close() -> None:
         loop.run_until_complete(client.close())
@@ -83,14 +87,14 @@ def by_asyncio(world: LaneWorld, kind: dict[str, Any]) -> tuple[Callable[[Any], 
     return lambda x: loop.run_until_complete(client.infer("one", {"x": x}, deadline_s=PATIENCE_S)), close
 
 
-def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> None:
+def test_direct_access_gives_the_agents_answers_and_counts(harness: DirectAccessHarness) -> None:
     """By threads and by asyncio, by shared memory and by bytes: the agent's answer and report, from the second request
     on without the agent; and observers, statistics, gates and metrics know of every one."""
     asked = 0
     for way in (by_threads, by_asyncio):
         for kind in ({}, {"shared_memory": False}):
-            inferences = world.inferences
-            infer, close = way(world, kind)
+            inferences = harness.inferences
+            infer, close = way(harness, kind)
             for factor in range(1, 8):
                 answer = infer(SMALL * np.float32(factor))
                 np.testing.assert_array_equal(answer.outputs["y"], 2 * factor * SMALL)
@@ -99,23 +103,23 @@ def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> N
                 assert 0 < told.device_s <= told.latency_s and told.predicted_s > 0 and not told.fallback
                 asked += 1
             close()
-            assert world.inferences == inferences + 1
-    assert world.answered() == asked == len(world.outcomes)
-    assert {release for release, _ in world.outcomes} == {DIGEST}
-    assert world.device_runs and not any(world.device_runs)
-    with Client(world.url, lane=False) as client:
+            assert harness.inferences == inferences + 1
+    assert harness.answered() == asked == len(harness.outcomes)
+    assert {release for release, _ in harness.outcomes} == {DIGEST}
+    assert harness.device_runs and not any(harness.device_runs)
+    with Client(harness.url, lane=False) as client:
         statistics = client._exchange("GET", "/v2/models/one/stats").body
         assert f'"success":{{"count":{asked},'.encode() in bytes(statistics).replace(b" ", b"")
-        version = world.engine.serving["one"].manifest.model
-        measured = world.metrics.registry.histogram(metrics.AGENT_REQUEST_S, version, "local")
+        version = harness.engine.serving["one"].manifest.model
+        measured = harness.metrics.registry.histogram(metrics.AGENT_REQUEST_S, version, "local")
         assert measured.count == asked
-    assert world.engine.serving["one"].learned()[0][2] > 0
+    assert harness.engine.serving["one"].learned()[0][2] > 0
 
 
-def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
+def test_requests_with_options_go_through_the_agent(harness: DirectAccessHarness) -> None:
     """An id of its own, wishes, a trace, a stream, another shape, an output that is none, and whoever wants no lane."""
-    with Client(world.url) as client, Client(world.url, lane=False) as without:
-        warm(client, world)
+    with Client(harness.url) as client, Client(harness.url, lane=False) as without:
+        warm(client, harness)
         agents: list[Callable[[], object]] = [
             lambda: ask(client, request_id="mine"),
             lambda: ask(client, options=InferOptions(hedge="never")),
@@ -126,83 +130,83 @@ def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
             lambda: ask(client, outputs=("z",)),
         ]
         for number, do in enumerate(agents):
-            before = world.inferences
+            before = harness.inferences
             try:
                 do()
             except UsageError:
                 assert number >= 4
-            assert world.inferences == before + (number != 4), number
-        before = world.inferences
+            assert harness.inferences == before + (number != 4), number
+        before = harness.inferences
         traced = trace_context.parse("00-" + "a" * 32 + "-" + "b" * 16 + "-01")
         with trace_context.request_context(traced):
             ask(client)
-        assert world.inferences == before + 1
+        assert harness.inferences == before + 1
         ask(client, options=NONE, outputs=("y",))
-        assert world.inferences == before + 1
+        assert harness.inferences == before + 1
 
 
-def test_another_release_is_answered_by_from_its_first_moment(world: LaneWorld) -> None:
+def test_a_new_release_answers_direct_requests_from_its_activation(harness: DirectAccessHarness) -> None:
     """Lanes end when it is activated; the next request is its own, and lanes come back. So when it is dropped."""
-    with Client(world.url) as client:
-        warm(client, world)
-        first = world.hosts[0]
-        world.serve(greedy(), OTHER_DIGEST)
+    with Client(harness.url) as client:
+        warm(client, harness)
+        first = harness.hosts[0]
+        harness.serve(greedy(), OTHER_DIGEST)
         answer = ask(client)
         assert answer.report is not None and answer.report.release == OTHER_DIGEST
         np.testing.assert_array_equal(answer.outputs["y"], SMALL)
         eventually("the old worker ends", lambda: not first.status()["pid"])
-        eventually("a lane answers", lambda: (ask(client), world.hosts[1].status()["lanes"])[1] == 1, PATIENCE_S)
+        eventually("a lane answers", lambda: (ask(client), harness.hosts[1].status()["lanes"])[1] == 1, PATIENCE_S)
         answer = ask(client)
         assert answer.report is not None and answer.report.release == OTHER_DIGEST
-        before = world.answered()
+        before = harness.answered()
         with pytest.raises(InferenceFailed):  # the model cannot: the lane says so, then the agent, which tells why
             ask(client, GREEDY)
-        assert any(isinstance(one, InferenceFailed) for one in world.device_runs)
+        assert any(isinstance(one, InferenceFailed) for one in harness.device_runs)
         ask(client)
-        assert world.answered() == before + 1 and world.hosts[1].status()["lanes"] == 1
-        world.engine.drop("one")
+        assert harness.answered() == before + 1 and harness.hosts[1].status()["lanes"] == 1
+        harness.engine.drop("one")
         with pytest.raises(UsageError):
             ask(client)
 
 
-def test_a_killed_worker_costs_no_request_and_no_count(world: LaneWorld) -> None:
+def test_a_killed_worker_costs_no_request_and_no_count(harness: DirectAccessHarness) -> None:
     """Between two requests: the next one is answered, the loss is the release's, and what was answered is counted."""
-    with Client(world.url) as client:
-        warm(client, world)
+    with Client(harness.url) as client:
+        warm(client, harness)
         for _ in range(5):
             ask(client)
-        asked = world.inferences
-        answered = world.answered()
-        signal_worker(world.hosts[0], signal.SIGKILL)
+        asked = harness.inferences
+        answered = harness.answered()
+        signal_worker(harness.hosts[0], signal.SIGKILL)
         np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
-        eventually("the loss is told", lambda: [type(one) for one in world.lost] == [WorkerLost])
-        assert world.inferences == asked + 1 and world.answered() >= answered
-        everything = world.answered()
-        warm(client, world)
-        assert world.answered() > everything and world.hosts[0].status()["lost_in_a_row"] == 0
+        eventually("the loss is told", lambda: [type(one) for one in harness.lost] == [WorkerLost])
+        assert harness.inferences == asked + 1 and harness.answered() >= answered
+        everything = harness.answered()
+        warm(client, harness)
+        assert harness.answered() > everything and harness.hosts[0].status()["lost_in_a_row"] == 0
 
 
 @only_where_it_traps
-def test_a_model_that_crashes_on_a_lane_is_an_error_in_time_and_its_own_fault(socket_folder: Path) -> None:
+def test_a_model_that_crashes_under_direct_access_is_a_typed_error_in_time(socket_folder: Path) -> None:
     """The lane ends with the worker, the agent is asked, and its worker dies too: a typed error; then all is well."""
-    with lane_world(socket_folder, deadly()) as world, Client(world.url) as client:
-        warm(client, world)
+    with lane_world(socket_folder, deadly()) as harness, Client(harness.url) as client:
+        warm(client, harness)
         with pytest.raises(EdgeError):
             ask(client, DEADLY)
-        eventually("the losses are told", lambda: len(world.lost) >= 2)
+        eventually("the losses are told", lambda: len(harness.lost) >= 2)
         np.testing.assert_array_equal(ask(client).outputs["y"], SMALL)
 
 
-def test_a_model_that_hangs_on_a_lane_is_ended(socket_folder: Path) -> None:
+def test_a_model_that_hangs_under_direct_access_is_killed(socket_folder: Path) -> None:
     """Nobody but the agent sees it: since when the worker runs stands in words that both see."""
-    with lane_world(socket_folder, endless()) as world, Client(world.url) as client:
-        warm(client, world)
+    with lane_world(socket_folder, endless()) as harness, Client(harness.url) as client:
+        warm(client, harness)
         said: list[EdgeError] = []
         asking = threading.Thread(target=lambda: said.append(_error(client)))
         asking.start()
-        eventually("the worker is ended", lambda: world.lost, PATIENCE_S)
+        eventually("the worker is ended", lambda: harness.lost, PATIENCE_S)
         asking.join(PATIENCE_S)
-        assert len(said) == 1 and "exceeded its time limit" in str(world.lost[0])
+        assert len(said) == 1 and "exceeded its time limit" in str(harness.lost[0])
         np.testing.assert_array_equal(ask(client).outputs["y"], SMALL)
 
 
@@ -225,21 +229,21 @@ sys.stdin.read()
 """
 
 
-def test_a_client_that_is_killed_leaves_nothing(world: LaneWorld) -> None:
+def test_a_killed_client_leaves_no_lane_and_no_descriptor(harness: DirectAccessHarness) -> None:
     """Its lane and descriptors go, in the agent and in the worker."""
-    pid = world.hosts[0].status()["pid"]
-    with Client(world.url) as first:
-        warm(first, world)
-    eventually("the first lane is gone", lambda: not world.hosts[0].status()["lanes"])
-    eventually("its connection too", lambda: _workers_descriptors(pid) and world.server is not None)
+    pid = harness.hosts[0].status()["pid"]
+    with Client(harness.url) as first:
+        warm(first, harness)
+    eventually("the first lane is gone", lambda: not harness.hosts[0].status()["lanes"])
+    eventually("its connection too", lambda: _workers_descriptors(pid) and harness.server is not None)
     before, in_worker = descriptors(), _workers_descriptors(pid)
-    argv = [sys.executable, "-c", DIES, world.url]
+    argv = [sys.executable, "-c", DIES, harness.url]
     client = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with client:
         assert client.stdout is not None and client.stdout.readline() == b"asked\n"
-        assert world.hosts[0].status()["lanes"] == 1
+        assert harness.hosts[0].status()["lanes"] == 1
         client.kill()
-    eventually("its lane is gone", lambda: not world.hosts[0].status()["lanes"])
+    eventually("its lane is gone", lambda: not harness.hosts[0].status()["lanes"])
     eventually("its descriptors are gone", lambda: descriptors() <= before)
     eventually("the worker's too", lambda: _workers_descriptors(pid) <= in_worker)
 
@@ -248,12 +252,12 @@ def _workers_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_agents_requests_and_lanes_take_turns(world: LaneWorld) -> None:
+def test_direct_and_agent_requests_take_turns(harness: DirectAccessHarness) -> None:
     """A lane that never pauses keeps nobody out."""
     over = threading.Event()
 
     def flood() -> None:
-        with Client(world.url) as client:
+        with Client(harness.url) as client:
             while not over.is_set():
                 ask(client)
 
@@ -261,7 +265,7 @@ def test_agents_requests_and_lanes_take_turns(world: LaneWorld) -> None:
     for thread in flooding:
         thread.start()
     try:
-        with Client(world.url, lane=False) as client:
+        with Client(harness.url, lane=False) as client:
             for _ in range(20):
                 np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
     finally:
@@ -270,21 +274,21 @@ def test_agents_requests_and_lanes_take_turns(world: LaneWorld) -> None:
             thread.join(PATIENCE_S)
 
 
-def test_a_stopped_worker_is_the_agents_to_end(world: LaneWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_worker_is_killed_by_the_agent(harness: DirectAccessHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing, so that no word says it is busy: the lane is silent, the agent is asked, and that ends it."""
     monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.2)
-    with Client(world.url) as client:
-        warm(client, world)
-        before = world.inferences
-        signal_worker(world.hosts[0], signal.SIGSTOP)
+    with Client(harness.url) as client:
+        warm(client, harness)
+        before = harness.inferences
+        signal_worker(harness.hosts[0], signal.SIGSTOP)
         np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
-        assert world.inferences == before + 1 and "stopped" in str(world.lost[0])
+        assert harness.inferences == before + 1 and "stopped" in str(harness.lost[0])
 
 
-def test_a_wish_that_cannot_be_is_refused_in_words(world: LaneWorld) -> None:
+def test_an_invalid_request_for_direct_access_is_refused_with_its_reason(harness: DirectAccessHarness) -> None:
     """Without a socket, with something else, for a model that is not here, with nonsense: told, and nothing is kept."""
-    connection = Connection("localhost", 0, path=str(world.folder / "a.sock"))
-    with Client(world.url, lane=False) as client:
+    connection = Connection("localhost", 0, path=str(harness.folder / "a.sock"))
+    with Client(harness.url, lane=False) as client:
         ask(client)
     read, write = os.pipe()
     mine, theirs = socket.socketpair()

@@ -57,7 +57,7 @@ def replaced(serving: Serving, victim: int) -> None:
     eventually("another took its place", lambda: len(serving.workers) == 2 and victim not in serving.workers)
 
 
-def test_a_killed_process_takes_only_its_own_connections_and_is_back(serving: Serving) -> None:
+def test_a_killed_serving_process_ends_only_its_own_connections_and_is_replaced(serving: Serving) -> None:
     """SIGKILL under load, again and again: the others go on on theirs, nobody is refused, no answer is wrong."""
     rng = random.Random(SEED)
     askers = Askers(serving, 4).start()
@@ -76,7 +76,7 @@ def test_a_killed_process_takes_only_its_own_connections_and_is_back(serving: Se
     assert serving.answer() == [2.0] * 4
 
 
-def test_a_process_that_hangs_is_replaced(signed: Signed) -> None:
+def test_a_hung_serving_process_is_replaced(signed: Signed) -> None:
     """SIGSTOP: it says nothing any more, is killed, and the next one serves who connected to it."""
     with Serving(signed, "--processes", 2, "--hung-after", "3") as serving:
         victim = serving.workers[0]
@@ -86,7 +86,7 @@ def test_a_process_that_hangs_is_replaced(signed: Signed) -> None:
             eventually("it is answered", lambda value=value: serving.answer(value) == [2.0 * value] * 4)
 
 
-def test_stopped_under_load_it_ends_cleanly_and_what_it_answers_is_whole(signed: Signed) -> None:
+def test_stopping_under_load_cuts_no_answer(signed: Signed) -> None:
     """SIGTERM: exit code 0, no process is left, no answer is cut or wrong."""
     with Serving(signed, "--processes", 2) as serving:
         askers = Askers(serving, 4).start()
@@ -144,7 +144,7 @@ def request() -> bytes:
     return "\r\n".join([f"POST /v2/models/{CUT}/infer HTTP/1.1", "host: x", *sizes, "", ""]).encode() + body
 
 
-def test_every_request_that_was_accepted_is_answered_when_it_stops(release: HandmadeRelease) -> None:
+def test_accepted_requests_are_answered_when_the_server_stops(release: HandmadeRelease) -> None:
     """Two run and four wait when it is told to stop: not ready any more, nobody new comes in, and all six are
     answered."""
     slow = Slow()
@@ -161,7 +161,7 @@ def test_every_request_that_was_accepted_is_answered_when_it_stops(release: Hand
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
-    eventually("two run and four wait", lambda: (server._scheduler.running, server._scheduler.waiting) == (2, 4))
+    eventually("two run and four wait", lambda: (server.scheduler.running, server.scheduler.waiting) == (2, 4))
     with closing(Connection("127.0.0.1", server.port)) as other:
         server.set_not_ready()
         ready = other.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
@@ -183,7 +183,7 @@ def _connects(port: int) -> bool:
     return True
 
 
-def test_a_hundred_that_do_not_read_their_answers_hold_up_nobody(release: HandmadeRelease) -> None:
+def test_a_hundred_clients_that_do_not_read_block_no_run_and_no_queue_place(release: HandmadeRelease) -> None:
     """Each has asked for 8 MB and reads nothing: no run and no place in the queue is theirs any more."""
     slow = Slow(8_000_000)
     slow.leave.set()
@@ -198,7 +198,7 @@ def test_a_hundred_that_do_not_read_their_answers_hold_up_nobody(release: Handma
             sock.sendall(request())
         for _ in range(SLOW):
             assert slow.begun.acquire(timeout=PATIENCE_S)
-        eventually("all have run", lambda: (server._scheduler.running, server._scheduler.waiting) == (0, 0))
+        eventually("all have run", lambda: (server.scheduler.running, server.scheduler.waiting) == (0, 0))
         with closing(Connection("127.0.0.1", server.port)) as other:
             reply = other.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
             assert reply.status == 200
@@ -210,7 +210,7 @@ def test_a_hundred_that_do_not_read_their_answers_hold_up_nobody(release: Handma
     server.stop(1.0)
 
 
-def test_a_request_cut_at_any_byte_runs_nothing_and_hurts_nobody(release: HandmadeRelease) -> None:
+def test_a_request_cut_at_any_byte_runs_nothing(release: HandmadeRelease) -> None:
     """Closed, or reset, after each of many places from the first byte to the last but one."""
     print(f"EDGESPLIT_SEED={SEED}")
     rng = random.Random(SEED)
@@ -232,14 +232,14 @@ def test_a_request_cut_at_any_byte_runs_nothing_and_hurts_nobody(release: Handma
     assert slow.runs == 0
 
 
-def test_who_leaves_a_run_that_is_shared_costs_the_others_nothing(release: HandmadeRelease) -> None:
+def test_a_client_that_leaves_a_batch_delays_no_other_request_in_it(release: HandmadeRelease) -> None:
     """One of three that wait for the same model goes: the run that follows has the two that stayed."""
     from edgesplit_offload.scheduling.run_times import BatchBenefit
 
     slow = Slow()
     server = OffloadServer(Path("unused"), b"", open_release=release.open, runtime=slow, at_once=1)
     server.start()
-    half = server._models.model(CUT).half
+    half = server.models.model(CUT).half
     half.run_times.enable_batching(BatchBenefit({}, 8, 8))
     with ExitStack() as stack:
         socks = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(4)]
@@ -247,13 +247,13 @@ def test_who_leaves_a_run_that_is_shared_costs_the_others_nothing(release: Handm
             sock.settimeout(PATIENCE_S)
             sock.sendall(request())
             eventually(
-                "it runs or waits", lambda n=place: server._scheduler.waiting == n and server._scheduler.running == 1
+                "it runs or waits", lambda n=place: server.scheduler.waiting == n and server.scheduler.running == 1
             )
         socks[2].close()
-        eventually("its place is free", lambda: server._scheduler.waiting == 2)
+        eventually("its place is free", lambda: server.scheduler.waiting == 2)
         slow.leave.set()
         answers = [socks[place].recv(65536) for place in (0, 1, 3)]
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
     server.stop(PATIENCE_S)
-    (told,) = server._statistics.snapshot()
+    (told,) = server.statistics.snapshot()
     assert [(one["batch_size"], one["compute_infer"]["count"]) for one in told["batch_stats"]] == [(1, 1), (2, 1)]

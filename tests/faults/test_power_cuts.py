@@ -23,8 +23,8 @@ from support.power_cut import (
     Disk,
     How,
     Operation,
+    Promised,
     Recorder,
-    Told,
     Tree,
     after_cut,
     read_tree,
@@ -58,7 +58,7 @@ class Story:
 
     @cached_property
     def _told(self) -> list[tuple[int, str]]:
-        return [(at, op.what[1]) for at, op in enumerate(self.log) if isinstance(op, Told) and op.what[0] == "runs"]
+        return [(at, op.what[1]) for at, op in enumerate(self.log) if isinstance(op, Promised) and op.what[0] == "runs"]
 
     @cached_property
     def every(self) -> set[str]:
@@ -67,7 +67,7 @@ class Story:
 
     def kept(self, cut: int) -> set[str]:
         """Chunks that were promised to be on disk by then."""
-        return {op.what[1] for op in self.log[:cut] if isinstance(op, Told) and op.what[0] == "chunk"}
+        return {op.what[1] for op in self.log[:cut] if isinstance(op, Promised) and op.what[0] == "chunk"}
 
 
 class Stage:
@@ -98,7 +98,7 @@ class Stage:
         with recorder.watching():
             moods: dict[int, str] = {}
             machine = Machine(folder, self.source, moods)
-            machine.told = recorder.tell
+            machine.on_promise = recorder.tell
             machine.boot()
             recorder.tell(("runs", machine.running))
             machine.offer(self.source.say(*wanted))
@@ -124,7 +124,7 @@ def finish(machine: Machine, moods: dict[int, str], sick: frozenset[int]) -> Non
     machine.settle(ailing)
     if ailing(machine):
         moods.update(dict.fromkeys(sick, "fails"))
-        assert len(machine.asked(1)) == 1
+        assert len(machine.failed_requests(1)) == 1
         machine.settle()
 
 

@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> RolloutHarness:
     return made
 
 
-def test_a_release_that_fails_on_some_devices_stops_in_the_stage_that_finds_out(world: RolloutHarness) -> None:
+def test_a_rollout_stops_in_the_stage_in_which_devices_fail(world: RolloutHarness) -> None:
     """F1: every failing device is back by itself and by our word, those that run it well keep it, the last stage never
     begins."""
     rng = random.Random(SEED)
@@ -62,7 +62,7 @@ def _running(world: RolloutHarness, release: str) -> set[str]:
     return {name for name, runs in world.running().items() if runs == release}
 
 
-def test_devices_that_never_answer_hold_up_nobody(world: RolloutHarness) -> None:
+def test_devices_that_are_off_do_not_delay_a_rollout(world: RolloutHarness) -> None:
     """F2: a fifth of the fleet is off. The rollout ends, the others run the release, and the next one goes the same
     way; who comes back runs the newest."""
     silent = random.Random(SEED).sample(FLEET, 20)
@@ -82,7 +82,7 @@ def test_devices_that_never_answer_hold_up_nobody(world: RolloutHarness) -> None
     assert not any(NEW in world.fleet[name].ran for name in silent) and not world.broken()
 
 
-def test_a_newer_release_takes_over_in_the_middle(world: RolloutHarness) -> None:
+def test_a_newer_release_supersedes_a_rollout_in_progress(world: RolloutHarness) -> None:
     """F3: while N goes out in stages and at a rate, N+1 comes: every device runs N+1 in the end, from whatever it was
     doing, and none hears of N any more."""
     number = world.deploy(NEW, stages=("50%",), rate="600/min")
@@ -98,7 +98,7 @@ def test_a_newer_release_takes_over_in_the_middle(world: RolloutHarness) -> None
     assert world.shown(number)["superseded_by"] == newer and not world.broken()
 
 
-def test_operators_at_once_leave_every_device_with_the_newest_word(database_url: str, tmp_path: Path) -> None:
+def test_concurrent_deployments_leave_every_device_with_the_newest(database_url: str, tmp_path: Path) -> None:
     """F5: four threads deploy to overlapping halves of a fleet while two loops step. One wins by rule: what a device
     shall run in the end is of the newest rollout that names it."""
     rng = random.Random(SEED)
@@ -141,8 +141,8 @@ def test_operators_at_once_leave_every_device_with_the_newest_word(database_url:
 SMALL = [f"cam-{number}" for number in range(4)]
 
 
-class Kept(RolloutHarness):
-    """A small world whose devices outlive the controller's process."""
+class PersistentFleetHarness(RolloutHarness):
+    """A small fleet whose devices keep their state when the controller's process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "fleet.json"
@@ -151,7 +151,7 @@ class Kept(RolloutHarness):
             self.fleet = msgspec.json.decode(self._file.read_bytes(), type=dict[str, StandIn])
 
     def keep(self) -> None:
-        """As the devices' own disks do."""
+        """Write the devices' state to a file, as their own disks do."""
         part = self._file.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(self.fleet))
         part.replace(self._file)
@@ -183,7 +183,7 @@ def go_on(world: RolloutHarness) -> None:
 
 def die_at(folder: Path, write: int) -> None:
     """In a process of its own: SIGKILL just before the commit of that number, or (odd ones) just after it."""
-    world = Kept(folder)
+    world = PersistentFleetHarness(folder)
     seen = [0]
 
     def passed(*_: object) -> None:
@@ -211,14 +211,14 @@ def shelf(tmp_path: Path) -> Path:
     """The folder of a controller before the evening begins, closed."""
     folder = tmp_path / "first"
     folder.mkdir()
-    world = Kept(folder)
+    world = PersistentFleetHarness(folder)
     world.enrol(*SMALL)
     world.keep()
     world.database.close()
     return folder
 
 
-def test_a_controller_killed_at_every_write_goes_on_and_never_back(shelf: Path, tmp_path: Path) -> None:
+def test_a_controller_killed_at_any_commit_continues_its_rollouts(shelf: Path, tmp_path: Path) -> None:
     """F4: SIGKILL before or after a commit, then another start: the rollouts end, every device runs well what it ran at
     first, and none was ever told to go below its counter."""
     whole = tmp_path / "whole"
@@ -231,7 +231,7 @@ def test_a_controller_killed_at_every_write_goes_on_and_never_back(shelf: Path, 
         folder = tmp_path / f"write-{write}"
         shutil.copytree(shelf, folder)
         assert _in_a_process(die_at, folder, write) == -signal.SIGKILL, f"write {write} of {writes}"
-        world = Kept(folder)
+        world = PersistentFleetHarness(folder)
         world.now += 30.0
         world.state_all()
         world.speak()
@@ -245,7 +245,7 @@ def test_a_controller_killed_at_every_write_goes_on_and_never_back(shelf: Path, 
         world.database.close()
 
 
-def test_yesterdays_backup_tells_no_device_to_go_back(tmp_path: Path) -> None:
+def test_a_restored_old_backup_rolls_no_device_back(tmp_path: Path) -> None:
     """F4: the database of a rollout's middle is restored a day later, after other releases went out. Devices that know
     more than it are left alone; the rollout waits for an operator, who lets it go on: the devices that it still has to
     tell follow, under higher counters than they knew."""
@@ -276,7 +276,7 @@ def test_yesterdays_backup_tells_no_device_to_go_back(tmp_path: Path) -> None:
     assert not again.broken()
 
 
-def test_a_database_that_was_only_copied_back_is_found_out(tmp_path: Path) -> None:
+def test_a_database_copied_back_without_restore_is_detected(tmp_path: Path) -> None:
     """Nobody said that it was restored: devices obey nothing below their counter, say what they know, and are told
     anew; one that claims to know the far future is not believed."""
     world = RolloutHarness(tmp_path)

@@ -47,10 +47,10 @@ def ended(fleet: SimulatedFleet, number: int, seconds: float = 3_600.0) -> dict[
     raise AssertionError(f"it goes on: {shown(fleet, number)}")
 
 
-def told(fleet: SimulatedFleet, number: int) -> set[str]:
-    """Devices that the rollout ever told anything."""
+def notified_devices(fleet: SimulatedFleet, number: int) -> set[str]:
+    """Devices to which the rollout has ever published a statement."""
     found = fleet.controller.rollouts.device_views(number, states=(), after=-1, most=1_000)
-    return {one["device"] for one in found if one["counter"]}
+    return {row["device"] for row in found if row["counter"]}
 
 
 def test_a_bad_release_stops_at_its_threshold(fleet: SimulatedFleet) -> None:
@@ -60,5 +60,5 @@ def test_a_bad_release_stops_at_its_threshold(fleet: SimulatedFleet) -> None:
     bad = fleet.release(2, Behaviour(wrong_golden=True))
     one = ended(fleet, fleet.deploy(bad, request=RolloutRequest(stages=("10%", "100%"), abort_when_failed="5%")))
     assert one["state"] == "failed" and one["states"]["rolled back"] == 20 and one["states"]["skipped"] == 180
-    assert fleet.count_running(first) == DEVICES and len(told(fleet, one["id"])) == 20
+    assert fleet.count_running(first) == DEVICES and len(notified_devices(fleet, one["id"])) == 20
     assert one["failures"][0]["count"] == 20 and not fleet.checker.violations

@@ -23,14 +23,14 @@ from edgesplit_controller.storage.tables.core import Desired
 from edgesplit_controller.storage.tables.core import Device as Row
 from edgesplit_controller.storage.tables.leases import LeaseRow
 from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
-from support.mosquitto import Elsewhere
+from support.mosquitto import ExternalMosquitto
 from support.postgres import Postgres
 
 PROCESSES = 2
 KILLS = int(os.environ.get("EDGESPLIT_PROCESS_KILLS", "1"))
 
 
-class World:
+class ControllerHarness:
     """A controller of several processes, and its database."""
 
     def __init__(self, folder: Path, postgres: Postgres) -> None:
@@ -70,8 +70,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("several"), postgres)
+def harness(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[ControllerHarness]:
+    made = ControllerHarness(tmp_path_factory.mktemp("several"), postgres)
     made.start()
     made.up.ok("POST", "/v1/models?name=tiny", tiny_model())
     yield made
@@ -80,8 +80,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Itera
     made.database.close()
 
 
-def deploy(world: World, name: str, partition: str) -> Any:
-    return world.up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": partition, "to": [name]})
+def deploy(harness: ControllerHarness, name: str, partition: str) -> Any:
+    return harness.up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": partition, "to": [name]})
 
 
 def telemetry(sequence: int) -> messages.Telemetry:
@@ -101,31 +101,33 @@ def until_told(device: Device, release: str) -> Statement:
             return statement
 
 
-def test_each_message_counts_once(world: World, tmp_path: Path) -> None:
+def test_each_telemetry_message_is_stored_by_exactly_one_process(harness: ControllerHarness, tmp_path: Path) -> None:
     """Telemetry is spread over the processes: each is kept by exactly one, none twice."""
-    device = enrolled(world.up, "counted", tmp_path)
+    device = enrolled(harness.up, "counted", tmp_path)
     for number in range(60):
         device.say("telemetry", telemetry(number), qos=1)
     path = "/v1/telemetry/counted?newest=1000"
-    eventually("all telemetry", lambda: len(world.up.ok("GET", path)) >= 60)
-    assert sorted(one["sequence"] for one in world.up.ok("GET", path)) == list(range(60))
-    assert world.up.ok("GET", "/v1/devices/counted")["state"] in ("online", "stale")
+    eventually("all telemetry", lambda: len(harness.up.ok("GET", path)) >= 60)
+    assert sorted(one["sequence"] for one in harness.up.ok("GET", path)) == list(range(60))
+    assert harness.up.ok("GET", "/v1/devices/counted")["state"] in ("online", "stale")
     device.session.stop()
 
 
-def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_path: Path) -> None:
+def test_a_deployment_stored_by_a_killed_process_is_published_by_another(
+    harness: ControllerHarness, tmp_path: Path
+) -> None:
     """SIGKILL of further processes while a deployment goes through one: the address answers all the time, and what is
     stored is whole and reaches the device. What nobody published, whoever leads finds and confirms."""
-    device = enrolled(world.up, "survivor", tmp_path)
+    device = enrolled(harness.up, "survivor", tmp_path)
     for round_ in range(KILLS):
-        world.settled()
+        harness.settled()
         partition = ["conv1", "device"][round_ % 2]
         began, done = threading.Event(), threading.Event()
 
         def work(partition: str = partition, began: threading.Event = began, done: threading.Event = done) -> None:
             began.set()
             try:
-                deploy(world, "survivor", partition)
+                deploy(harness, "survivor", partition)
             except (OSError, AssertionError):
                 pass  # its process was killed: it may have been done or not
             finally:
@@ -134,23 +136,23 @@ def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_
         thread = threading.Thread(target=work)
         thread.start()
         began.wait(PATIENCE_S)
-        for pid in world.further().values():
+        for pid in harness.further().values():
             os.kill(pid, signal.SIGKILL)
         assert done.wait(PATIENCE_S)
         thread.join()
-        assert world.up.call("GET", "/v1/health", token=None)[0] == 200
-    last = deploy(world, "survivor", "cloud")["release"]
+        assert harness.up.call("GET", "/v1/health", token=None)[0] == 200
+    last = deploy(harness, "survivor", "cloud")["release"]
     until_told(device, last)
-    counter, told, desired = world.stored("survivor")
+    counter, told, desired = harness.stored("survivor")
     assert told == [desired] == [last]
-    with world.database.write() as session:
+    with harness.database.write() as session:
         row = session.get(Row, "survivor")
         assert row is not None
         row.published = 0  # as its process leaves it that is killed between storing and publishing
     assert device.statement().counter == counter
 
     def confirmed() -> bool:
-        with world.database.read() as session:
+        with harness.database.read() as session:
             found = session.get(Row, "survivor")
             return found is not None and found.published == found.counter
 
@@ -158,9 +160,11 @@ def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_
     device.session.stop()
 
 
-def test_a_database_that_restarts_under_load_loses_nothing_that_was_answered(world: World, tmp_path: Path) -> None:
+def test_a_database_that_restarts_under_load_loses_nothing_that_was_answered(
+    harness: ControllerHarness, tmp_path: Path
+) -> None:
     """PostgreSQL is killed while deployments are made: no half deployment, and all goes on by itself."""
-    device = enrolled(world.up, "patient", tmp_path)
+    device = enrolled(harness.up, "patient", tmp_path)
     answered: list[str] = []
     ending = threading.Event()
 
@@ -169,7 +173,7 @@ def test_a_database_that_restarts_under_load_loses_nothing_that_was_answered(wor
         while not ending.is_set():
             partitions.append(partitions.pop(0))
             wish = {"model": "tiny", "partition": partitions[0], "to": ["patient"]}
-            status, answer = world.up.call("POST", "/v1/deployments", wish)
+            status, answer = harness.up.call("POST", "/v1/deployments", wish)
             assert status in (200, 429, 503), answer
             if status == 200:
                 answered.append(answer["release"])
@@ -177,15 +181,15 @@ def test_a_database_that_restarts_under_load_loses_nothing_that_was_answered(wor
     thread = threading.Thread(target=work)
     thread.start()
     eventually("the first deployment", lambda: answered)
-    world.postgres.kill()
+    harness.postgres.kill()
     before = len(answered)
-    world.postgres.start()
+    harness.postgres.start()
     eventually("deployments again", lambda: len(answered) > before + 1)
     ending.set()
     thread.join()
     device.say("telemetry", telemetry(7), qos=1)
-    eventually("telemetry again", lambda: world.up.ok("GET", "/v1/telemetry/patient?newest=10"))
-    counter, told, desired = world.stored("patient")
+    eventually("telemetry again", lambda: harness.up.ok("GET", "/v1/telemetry/patient?newest=10"))
+    counter, told, desired = harness.stored("patient")
     assert told == [desired] == [answered[-1]]
     assert until_told(device, answered[-1]).counter <= counter
     device.session.stop()
@@ -194,8 +198,8 @@ def test_a_database_that_restarts_under_load_loses_nothing_that_was_answered(wor
 def test_another_machine_takes_over_when_the_leading_one_is_killed(tmp_path: Path, postgres: Postgres) -> None:
     """Two controllers with database, folder and broker in common: the one that leads is killed, and the other hears a
     device that comes, and revokes it for good."""
-    first = World(tmp_path, postgres)
-    broker = Elsewhere(Authority(first.up.data / "keys"))
+    first = ControllerHarness(tmp_path, postgres)
+    broker = ExternalMosquitto(Authority(first.up.data / "keys"))
     broker.start()
     assert broker.process is not None
     hup = f'cp "$EDGESPLIT_CRL" {broker.folder}/revoked.pem && kill -HUP {broker.process.pid}'
@@ -207,7 +211,7 @@ def test_another_machine_takes_over_when_the_leading_one_is_killed(tmp_path: Pat
         assert second.start(*elsewhere, "join=1", f"api_port={port}") == "ready"
 
         first.up.end(signal.SIGKILL)
-        told = {**first.up.told, "api_url": f"https://127.0.0.1:{port}"}
+        told = {**first.up.addresses, "api_url": f"https://127.0.0.1:{port}"}
         (first.up.data / "controller.json").write_text(json.dumps(told))  # where the load balancer sends us now
 
         late = enrolled(second, "late", tmp_path)

@@ -96,7 +96,7 @@ def ended(pid: int) -> bool:
         return True
 
 
-def test_a_program_that_ends_is_started_again_and_what_it_left_is_ended(
+def test_a_program_that_ends_is_restarted_and_its_children_are_killed(
     supervised: Callable[..., Supervised],
 ) -> None:
     """Killed, it leaves a child behind, which must not run beside the next one's; both are collected."""
@@ -108,7 +108,9 @@ def test_a_program_that_ends_is_started_again_and_what_it_left_is_ended(
     eventually("both are gone", lambda: gone(pid) and gone(child))
 
 
-def test_a_program_that_hangs_is_killed_though_others_speak_for_it(supervised: Callable[..., Supervised]) -> None:
+def test_watchdog_signals_of_other_processes_do_not_keep_a_hung_program_alive(
+    supervised: Callable[..., Supervised],
+) -> None:
     """A sign of life counts only from the program itself: the kernel says who sent it."""
     running = supervised("hangs", watchdog_s=1.0)
     pid, child, address = running.run(0)
@@ -122,7 +124,7 @@ def test_a_program_that_hangs_is_killed_though_others_speak_for_it(supervised: C
     assert running.run(1)[0] != pid
 
 
-def test_the_end_is_passed_on_and_nothing_is_left(supervised: Callable[..., Supervised]) -> None:
+def test_sigterm_is_forwarded_and_leaves_no_process(supervised: Callable[..., Supervised]) -> None:
     """SIGTERM ends the program, then what it left, then us, with its own exit code."""
     running = supervised()
     pid, child, _ = running.run(0)
@@ -141,7 +143,7 @@ def test_a_supervisor_that_is_killed_leaves_no_program_behind(supervised: Callab
     eventually("the program has ended", lambda: ended(pid))
 
 
-def test_a_hangup_starts_it_anew(supervised: Callable[..., Supervised]) -> None:
+def test_sighup_restarts_the_program(supervised: Callable[..., Supervised]) -> None:
     """As after a change of what it reads when it starts."""
     running = supervised()
     pid, _, _ = running.run(0)

@@ -70,7 +70,7 @@ def test_a_killed_worker_is_replaced_and_the_request_answered(tmp_path: Path) ->
         assert [type(one) for one in told] == [WorkerLost] and not is_there(first)
 
 
-def test_killed_at_any_moment(tmp_path: Path) -> None:
+def test_a_worker_killed_at_any_moment_loses_and_duplicates_no_answer(tmp_path: Path) -> None:
     """Requests from two threads while the worker is killed again and again: each gets its own answer or a typed error,
     once, and afterwards everything is answered again."""
     moments = random.Random(SEED)
@@ -137,7 +137,7 @@ def test_a_model_that_never_returns_is_killed_and_the_next_request_answered(tmp_
         engine.stop()
 
 
-def test_who_asked_a_model_that_never_returns_waits_no_longer_than_its_deadline(tmp_path: Path) -> None:
+def test_a_request_to_a_hung_model_fails_at_its_deadline(tmp_path: Path) -> None:
     """The deadline is nearer than the limit: a typed error at the deadline, and the process is killed all the same."""
     with hosted(tmp_path, endless(), bounds=Bounds(2**29, first_run_s=0.5)) as host:
         began = perf_counter()
@@ -148,7 +148,7 @@ def test_who_asked_a_model_that_never_returns_waits_no_longer_than_its_deadline(
         assert np.array_equal(run(host, SMALL), SMALL)
 
 
-def test_an_answer_that_nobody_waited_for_harms_nobody(tmp_path: Path) -> None:
+def test_a_worker_that_answers_late_stays_in_use(tmp_path: Path) -> None:
     """A worker that was late but did answer lives on, and the next request gets its own answer."""
     with hosted(
         tmp_path,
@@ -163,7 +163,7 @@ def test_an_answer_that_nobody_waited_for_harms_nobody(tmp_path: Path) -> None:
         assert host.status()["pid"] == pid and host.status()["lost"] == 0
 
 
-def test_a_memory_hog_gets_no_more_than_its_limit(tmp_path: Path) -> None:
+def test_a_model_cannot_allocate_beyond_its_memory_limit(tmp_path: Path) -> None:
     """2 GB under a limit of half a GB: the kernel refuses it, the request fails, and the next is answered."""
     with hosted(tmp_path, greedy()) as host:
         assert np.array_equal(run(host, SMALL), SMALL)
@@ -180,7 +180,7 @@ def test_a_worker_that_holds_more_than_its_limit_is_killed() -> None:
     assert "its limit is 1 MB" in worker.end_reason and not is_there(worker.pid)
 
 
-def test_workers_end_with_their_agent_however_that_ends() -> None:
+def test_workers_end_with_their_agent() -> None:
     """Killed without a chance to tidy up: the kernel ends them."""
     script = (
         "import sys; from edgesplit_agent.worker.process import Worker;"
@@ -199,7 +199,7 @@ def test_workers_end_with_their_agent_however_that_ends() -> None:
     eventually("the worker has ended", lambda: not is_there(worker))
 
 
-def test_lost_workers_leave_nothing_behind(tmp_path: Path) -> None:
+def test_lost_workers_leave_no_descriptors_and_no_shared_memory(tmp_path: Path) -> None:
     """No descriptors and no shared memory, whatever many are lost."""
     with hosted(tmp_path, double()) as host:
         held: list[int] = []
@@ -212,7 +212,7 @@ def test_lost_workers_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 @only_where_it_traps
-def test_a_model_that_crashes_takes_its_own_process_only(tmp_path: Path) -> None:
+def test_a_crashing_model_ends_only_its_own_process(tmp_path: Path) -> None:
     """SIGFPE inside a kernel: a typed error for who asked for it, answers for all others."""
     with hosted(tmp_path, deadly()) as host:
         assert np.array_equal(run(host, SMALL), SMALL)
@@ -221,7 +221,7 @@ def test_a_model_that_crashes_takes_its_own_process_only(tmp_path: Path) -> None
         assert np.array_equal(run(host, SMALL), SMALL)
 
 
-def test_where_the_plan_has_another_way_the_cloud_answers_at_once(tmp_path: Path) -> None:
+def test_the_cloud_answers_while_the_worker_hangs_if_a_row_needs_no_device_slice(tmp_path: Path) -> None:
     """The worker never comes to an end: the row that needs nothing of this device answers in its place."""
     cloud = ScriptedCloud()
     cloud.steps = {"a": _Adds(), "b": _Nothing()}  # type: ignore[dict-item]
@@ -257,7 +257,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize("mood", [*hostile_worker.RAW, "times of strangers", "answers another question", "nothing"])
-def test_what_a_hostile_worker_says_is_checked(hostile: pytest.MonkeyPatch, tmp_path: Path, mood: str) -> None:
+def test_messages_of_a_hostile_worker_are_checked(hostile: pytest.MonkeyPatch, tmp_path: Path, mood: str) -> None:
     """A model that has taken over its process gets that process killed, and nothing more."""
     hostile.setenv("EDGESPLIT_HOSTILE", mood)
     with hosted(tmp_path, double()) as host:
@@ -267,7 +267,7 @@ def test_what_a_hostile_worker_says_is_checked(hostile: pytest.MonkeyPatch, tmp_
         assert not is_there(pid)
 
 
-def test_files_that_a_worker_sends_are_not_taken(hostile: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_descriptors_sent_by_a_worker_are_closed(hostile: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Descriptors beside an answer do not fill the agent's table of them."""
     hostile.setenv("EDGESPLIT_HOSTILE", "sends files")
     with hosted(tmp_path, double()) as host:
@@ -345,7 +345,7 @@ class Device:
         self.source.add(made)
         self.source.say(made)
         machine = self.boot()
-        assert machine.running == made.digest and machine.asked() == []
+        assert machine.running == made.digest and machine.failed_requests() == []
         return machine
 
 
@@ -356,7 +356,7 @@ def test_a_release_that_kills_its_worker_on_its_golden_input_never_serves(device
     machine = device.serves(good)
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle()
-    assert machine.running == good.digest and machine.asked() == []
+    assert machine.running == good.digest and machine.failed_requests() == []
     assert machine.state.state == "failed" and "SIGFPE" in machine.state.detail
     machine.off()
 
@@ -370,7 +370,7 @@ def test_a_release_that_never_answers_its_golden_input_never_serves(
     monkeypatch.setattr(sys.modules[__name__], "BOUNDS", Bounds(2**29, first_run_s=0.3))
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle()
-    assert machine.running == good.digest and machine.asked() == []
+    assert machine.running == good.digest and machine.failed_requests() == []
     assert machine.state.state == "failed" and "exceeded its time limit" in machine.state.detail
     machine.off()
 
@@ -382,10 +382,10 @@ def test_a_release_on_trial_that_kills_its_workers_is_rolled_back(device: Device
     machine = device.serves(good)
     device.source.add(bad)
     machine.offer(device.source.say(bad)).settle(lambda now: now.running == bad.digest)
-    while machine.running == bad.digest and machine.asked(x=DEADLY):
+    while machine.running == bad.digest and machine.failed_requests(x=DEADLY):
         machine.settle(lambda now: True)
         machine.step()
-    assert machine.running == good.digest and machine.asked() == []
+    assert machine.running == good.digest and machine.failed_requests() == []
     machine.settle()
     assert machine.state.state == "rolled back"
     machine.off()

@@ -57,7 +57,7 @@ def named(machine: Machine, name: str = "cam-1", **more: Any) -> Host:
     return Host(target=machine.host.target, port=machine.port, key=machine.host.key, name=name, **more)
 
 
-def test_a_machine_becomes_a_device_and_nothing_that_was_copied_stays(
+def test_adopt_installs_a_device_and_removes_what_it_copied(
     machine: Machine, cloud: FakeController, kit: FakeKit
 ) -> None:
     """The kit arrives whole, its installer runs with a claim of that name and class, and the home is as before."""
@@ -88,7 +88,7 @@ def test_adopting_again_changes_nothing_and_a_newer_kit_upgrades_with_the_same_i
     assert "--claim" not in machine.asked and len(cloud.claims) == 1
 
 
-def test_removing_undoes_it_and_purging_forgets_who_it_was(
+def test_remove_undoes_an_adoption_and_purge_deletes_the_identity(
     machine: Machine, cloud: FakeController, kit: FakeKit
 ) -> None:
     """Afterwards there is nothing, and removing once more says so."""
@@ -117,8 +117,10 @@ def test_an_unknown_or_another_host_key_is_refused_before_anything_is_sent(
     assert machine.asked == [] and cloud.claims == []
 
 
-def test_a_key_that_the_machine_does_not_know_is_told_of(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
-    """What to do about it is said."""
+def test_an_ssh_key_that_the_machine_refuses_is_an_error_with_advice(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """The message says what to do."""
     stranger = Host(target=machine.host.target, port=machine.port, key=str(machine.folder / "stranger"))
     with pytest.raises(UsageError, match="-i KEY"):
         adopt(machine, cloud, kit, stranger)
@@ -144,7 +146,9 @@ def test_without_sudo_or_with_a_wrong_password_nothing_is_copied(
     assert "right" not in (machine.world / "sudo").read_text()
 
 
-def test_no_room_is_said_before_anything_is_sent(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+def test_too_little_disk_space_is_refused_before_anything_is_sent(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
     """Both the home's disk and the prefix's are looked at."""
     machine.command("df", "echo Filesystem; echo /dev/sda1 9000 8999 1 100% /\n")
     with pytest.raises(UsageError, match="no room there"):
@@ -152,7 +156,7 @@ def test_no_room_is_said_before_anything_is_sent(machine: Machine, cloud: FakeCo
     assert machine.left == [] and cloud.claims == []
 
 
-def test_a_disk_that_fills_up_while_copying_is_an_error_that_says_so(
+def test_a_disk_that_fills_up_while_copying_is_a_clear_error(
     machine: Machine, cloud: FakeController, kit: FakeKit
 ) -> None:
     """df may promise what is gone a moment later."""
@@ -162,7 +166,7 @@ def test_a_disk_that_fills_up_while_copying_is_an_error_that_says_so(
         adopt(machine, cloud, kit, named(machine))
 
 
-def test_a_connection_cut_in_the_middle_of_copying_is_continued_by_the_next_call(
+def test_an_interrupted_upload_is_resumed_by_the_next_call(
     machine: Machine, cloud: FakeController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came stays, and only the rest is sent; the file is whole in the end."""
@@ -188,8 +192,8 @@ def test_a_connection_cut_in_the_middle_of_copying_is_continued_by_the_next_call
     assert machine.left == []
 
 
-def test_a_beginning_that_was_spoilt_is_sent_anew(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
-    """The digest there decides, not the size."""
+def test_a_spoilt_partial_upload_is_sent_again(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+    """The digest on the machine decides, not the size."""
     stage = machine.home / ".edgesplit-adopt"
     stage.mkdir(mode=0o700)
     (stage / ".wheels.tar.part").write_bytes(b"x" * 100)
@@ -198,10 +202,10 @@ def test_a_beginning_that_was_spoilt_is_sent_anew(machine: Machine, cloud: FakeC
     assert machine.left == []
 
 
-def test_an_installer_that_fails_is_told_of_and_leaves_no_claim_behind(
+def test_a_failing_installer_is_reported_and_leaves_no_claim_behind(
     machine: Machine, cloud: FakeController, kit: FakeKit
 ) -> None:
-    """The next call heals: another claim, and all is well."""
+    """The next call succeeds, with another claim."""
     (machine.world / "installer-fails").touch()
     with pytest.raises(EdgeError, match="ended with 9 there: install: no Python here"):
         adopt(machine, cloud, kit, named(machine))
@@ -210,7 +214,7 @@ def test_an_installer_that_fails_is_told_of_and_leaves_no_claim_behind(
     assert adopt(machine, cloud, kit, named(machine)).did == "install"
 
 
-def test_what_a_hostile_machine_says_is_not_obeyed(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+def test_output_of_a_hostile_machine_is_never_executed(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
     """Quotes, substitutions, escape sequences and answers to what was not asked stay words."""
     (machine.world / "os-release").write_text(
         'ID=debian\nPRETTY_NAME="$(touch $WORLD/owned) `id` \x1b[2J\\"; rm -rf /"\nVERSION_ID=\'1\nuid 30\n'
@@ -227,13 +231,15 @@ def test_what_a_hostile_machine_says_is_not_obeyed(machine: Machine, cloud: Fake
     assert "\x1b" not in str(refused.value)
 
 
-def test_a_machine_that_floods_us_is_let_go(machine: Machine) -> None:
+def test_a_machine_that_sends_endless_output_is_disconnected(machine: Machine) -> None:
     """Its answers are bounded."""
     with machine.ssh() as ssh, pytest.raises(LinkError, match="more than"):
         ssh.run("yes")
 
 
-def test_machines_that_are_not_supported_are_told_why(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+def test_unsupported_machines_are_refused_with_the_reason(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
     """Another system, a 32-bit one, a musl one: each has its reason."""
     (machine.world / "os-release").write_text("ID=alpine\nPRETTY_NAME=Alpine\n")
     with pytest.raises(UsageError, match="Alpine is not supported"):
@@ -258,7 +264,7 @@ def test_a_device_of_another_controller_is_left_alone(machine: Machine, cloud: F
         adopt(machine, cloud, kit, named(machine))
 
 
-def test_looking_alone_changes_nothing(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
+def test_dry_run_changes_nothing(machine: Machine, cloud: FakeController, kit: FakeKit) -> None:
     """--dry-run says what would be done."""
     done = adopt(machine, cloud, kit, named(machine), dry_run=True)
     assert done.did == "install" and machine.left == [] and machine.asked == [] and cloud.claims == []
@@ -301,10 +307,10 @@ def test_a_call_that_is_killed_leaves_no_connection_open(machine: Machine) -> No
     eventually("no session is left", lambda: not machine.sessions())
 
 
-def test_the_command_adopts_several_machines_and_says_what_became_of_each(
+def test_adopt_batch_reports_the_result_of_each_machine(
     machine: Machine, cloud: FakeController, kit: FakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that fails holds up no other, and its error's code is the command's."""
+    """One that fails delays no other, and its error's code is the command's."""
     held = SimpleNamespace(ca_pem=CA.splitlines()[1])
     monkeypatch.setattr(command.credentials, "from_data_folder", lambda data: held)
     monkeypatch.setattr(command.ControllerClient, "from_credentials", lambda held: cloud)

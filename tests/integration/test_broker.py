@@ -70,7 +70,7 @@ def greeting(port: int, context: ssl.SSLContext | None) -> bytes:
         return b""
 
 
-def test_only_our_own_certificates_come_in(world: BrokerHarness, tmp_path: Path) -> None:
+def test_the_broker_admits_only_certificates_of_our_authority(world: BrokerHarness, tmp_path: Path) -> None:
     """D9: with a certificate of ours there is a session; with none, a foreign one, or without TLS there is not."""
     authority = world.authority
     stranger = enrol(Authority(tmp_path / "ca"), tmp_path, "cam-1")
@@ -94,7 +94,7 @@ def test_a_device_refuses_a_foreign_broker(world: BrokerHarness, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", DEVICE_WRITES)
-def test_a_device_speaks_under_its_own_name(world: BrokerHarness, kind: str) -> None:
+def test_a_device_may_publish_under_its_own_name(world: BrokerHarness, kind: str) -> None:
     """What a device is meant to say reaches the controller."""
     controller = world.controller("edgesplit/v1/+/#")
     world.device("cam-1").session.publish(topic("cam-1", kind), b"hello", qos=1, wait_s=PATIENCE_S)
@@ -102,7 +102,7 @@ def test_a_device_speaks_under_its_own_name(world: BrokerHarness, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", DEVICE_READS)
-def test_a_device_hears_what_is_meant_for_it(world: BrokerHarness, kind: str) -> None:
+def test_a_device_receives_the_controllers_messages_for_it(world: BrokerHarness, kind: str) -> None:
     """What the controller tells a device reaches it, with its correlation data."""
     device = world.device("cam-1", topic("cam-1", kind))
     world.controller().session.publish(topic("cam-1", kind), b"do", qos=1, correlation=b"7", wait_s=PATIENCE_S)
@@ -116,7 +116,7 @@ def test_a_device_hears_what_is_meant_for_it(world: BrokerHarness, kind: str) ->
     + [topic("cam-1", "job"), topic("cam-1", "birth/x"), "edgesplit/v1/cam-1", "edgesplit/v1/chunk/" + "0" * 64]
     + ["elsewhere", "edgesplit/v2/cam-1/birth", "$SYS/x", "/", "edgesplit/v1//birth"],
 )
-def test_a_device_cannot_speak_for_others(world: BrokerHarness, name: str) -> None:
+def test_a_device_cannot_publish_for_others(world: BrokerHarness, name: str) -> None:
     """D1: another's topics, the controller's part of its own, chunks, and everything else: refused, with a reason."""
     controller = world.controller("#")
     device = world.device("cam-1")
@@ -130,7 +130,7 @@ def test_a_device_cannot_speak_for_others(world: BrokerHarness, name: str) -> No
     "wish",
     ["#", "+/+/+/+", "edgesplit/#", topic("+", "desired"), topic("cam-2", "desired"), topic("cam-2", "#"), "$SYS/#"],
 )
-def test_a_device_cannot_listen_to_others(world: BrokerHarness, wish: str) -> None:
+def test_a_device_cannot_subscribe_to_others_topics(world: BrokerHarness, wish: str) -> None:
     """D2: whatever it subscribes to, a device hears its own and chunks, and nothing of another's."""
     device = world.device("cam-1", wish, topic("cam-1", "fetch_reply"))
     controller = world.controller()
@@ -148,7 +148,7 @@ def test_every_device_may_read_chunks(world: BrokerHarness) -> None:
     assert [device.next()[:2] for device in devices] == [(chunk, b"weights")] * 2
 
 
-def test_anothers_client_id_disturbs_nobody(world: BrokerHarness) -> None:
+def test_anothers_client_id_takes_over_no_session(world: BrokerHarness) -> None:
     """D3: the client id is the certificate's name whatever a client asks for: the victim keeps its connection."""
     victim = world.device("cam-1", topic("cam-1", "desired"))
 
@@ -161,7 +161,7 @@ def test_anothers_client_id_disturbs_nobody(world: BrokerHarness) -> None:
     assert not victim.losses.acquire(blocking=False)
 
 
-def test_a_vanished_devices_will_is_said_and_a_clean_stop_says_nothing(world: BrokerHarness) -> None:
+def test_a_last_will_is_published_for_a_lost_session_and_not_after_a_clean_stop(world: BrokerHarness) -> None:
     """The broker tells of a session that broke off; one that said goodbye is not reported dead."""
     controller = world.controller(topic("+", "birth"))
     polite = world.device("cam-1", will=(topic("cam-1", "birth"), b"dead", False))
@@ -184,7 +184,7 @@ def killed(broker: Broker) -> int:
     return pid
 
 
-def test_a_killed_broker_comes_back_and_sessions_with_it(own: BrokerHarness) -> None:
+def test_a_killed_broker_is_restarted_and_sessions_reconnect(own: BrokerHarness) -> None:
     """B1: SIGKILL the broker, three times: it is started again, sessions reconnect and hear as before."""
     device = own.device("cam-1", topic("cam-1", "desired"))
     controller = own.controller()
@@ -210,7 +210,7 @@ def test_the_desired_state_survives_a_restart_of_the_broker(own: BrokerHarness) 
     assert own.device("cam-1", topic("cam-1", "desired")).next()[1] == b"run this"
 
 
-def test_a_spoiled_database_does_not_keep_the_broker_down(own: BrokerHarness) -> None:
+def test_a_corrupt_broker_database_is_set_aside(own: BrokerHarness) -> None:
     """A7: mosquitto refuses to start on a spoiled database; it is set aside, and the broker runs."""
     own.close()
     (own.folder / "broker" / "mosquitto.db").write_bytes(b"\x00\xb5\x00mosquitto db" + b"\xff" * 200)
@@ -273,7 +273,7 @@ with socket.create_server((host, int(port))) as door:
 """
 
 
-def test_a_broker_has_started_when_it_looks_after_connections(tmp_path: Path) -> None:
+def test_the_broker_counts_as_started_once_it_serves_connections(tmp_path: Path) -> None:
     """mosquitto says that it runs a moment before its loop does, and forgets a SIGTERM of that moment: who died then
     left it behind."""
     looked_after = tmp_path / "looked-after"
@@ -321,7 +321,7 @@ def test_another_process_with_a_recycled_pid_is_left_alone(tmp_path: Path) -> No
 # Errors that say what to do
 
 
-def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_a_taken_port_is_named_with_the_option_that_changes_it(tmp_path: Path) -> None:
     """One line: which port, and which flag."""
     world = BrokerHarness(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -346,7 +346,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Broker(tmp_path / "place" / "broker", world.server, 0).start()
 
 
-def test_a_mosquitto_that_cannot_start_tells_its_own_reason(tmp_path: Path) -> None:
+def test_an_error_of_mosquitto_contains_its_own_reason(tmp_path: Path) -> None:
     """When mosquitto itself refuses, its reason is in the error."""
     world = BrokerHarness(tmp_path)
     spoiled = world.server
@@ -355,7 +355,7 @@ def test_a_mosquitto_that_cannot_start_tells_its_own_reason(tmp_path: Path) -> N
         Broker(tmp_path / "broker", spoiled, 0).start()
 
 
-def test_stopping_twice_and_before_the_start_is_nothing(tmp_path: Path) -> None:
+def test_stopping_twice_or_before_the_start_does_nothing(tmp_path: Path) -> None:
     """`stop` can always be called."""
     broker = BrokerHarness(tmp_path).broker
     broker.stop()

@@ -132,8 +132,8 @@ def test_the_command_writes_what_the_broker_needs(tmp_path: Path, kind: str) -> 
         (["--broker", "mqtt://mq", "--out", "x"], "mutual TLS is needed"),
     ],
 )
-def test_a_wish_for_broker_files_that_lacks_something(tmp_path: Path, words: list[str], told: str) -> None:
-    """It is told what."""
+def test_incomplete_options_for_broker_files_are_refused(tmp_path: Path, words: list[str], told: str) -> None:
+    """The message names what is missing."""
     with pytest.raises(UsageError) as refused:
         CliRunner().invoke(
             cli,

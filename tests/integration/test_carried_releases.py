@@ -62,7 +62,7 @@ class ControllerWithDevices:
         return any(model["release"] == release and model["state"] == "running" for model in models)
 
 
-def test_a_device_without_a_network_runs_what_sticks_bring_and_the_controller_agrees_later(
+def test_an_offline_device_runs_releases_from_usb_bundles_and_the_controller_agrees_later(
     cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From `edgectl deploy` to an answer without a broker; another release while the agent runs; what is for another

@@ -104,7 +104,7 @@ def test_without_the_offload_server_the_device_finishes_alone(cloud: Cloud, digi
     assert answers[0].report.fallback or answers[0].report.row == "local"
 
 
-def test_a_killed_device_is_not_shown_as_alive_and_comes_back(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+def test_a_killed_device_is_shown_offline_and_comes_back(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
     """SIGKILL: the broker's last will says so; after a restart the same identity is online with what it had."""
     cloud.edgectl("deploy", "digits", "--partition", "auto", "--to", "pi4", "--wait", "60")
 
@@ -115,7 +115,7 @@ def test_a_killed_device_is_not_shown_as_alive_and_comes_back(cloud: Cloud, digi
     assert device.infer("digits", frame_input(frames(1)[0][0])).outputs["probabilities"].shape == (1, 10)
 
 
-def test_a_second_start_finds_everything_again_and_a_device_without_network_serves_what_it_had(
+def test_a_restarted_controller_has_its_state_and_a_device_without_network_serves_its_release(
     cloud: Cloud, digits: WholeModel, device: Agent
 ) -> None:
     """The controller is killed; the device restarts alone and answers; the controller restarts and knows all of it."""
@@ -134,7 +134,7 @@ def test_a_second_start_finds_everything_again_and_a_device_without_network_serv
     eventually("pi4 is online again", lambda: cloud.json("device", "show", "pi4")["state"] == "online")
 
 
-def test_an_allowed_loss_makes_eight_bits_travel_and_answers_stay(
+def test_an_allowed_accuracy_loss_sends_eight_bit_tensors_and_keeps_answers(
     cloud: Cloud, digits: WholeModel, device: Agent
 ) -> None:
     """Codecs measured on samples, chosen and confirmed, signed into the row, run on both sides: fewer bytes, same
@@ -164,9 +164,7 @@ def test_an_allowed_loss_makes_eight_bits_travel_and_answers_stay(
     assert {one.report.row for one in lossy} == {row["name"]}
 
 
-def test_another_cut_by_the_planner_is_installed_without_a_weight_fetched_again(
-    cloud: Cloud, digits: WholeModel, device: Agent
-) -> None:
+def test_a_recut_is_installed_without_fetching_weights_again(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
     """`deploy --recut`: the planner's signature is enough for another cut of what was released. The device fetches
     graphs (and the golden inputs) and no weight, and answers exactly as before."""
     layers = layer_names(cloud)
@@ -198,7 +196,9 @@ def delivered(device: Agent) -> int:
     return int(json.loads(told)["delivery"]["chunk_bytes"])
 
 
-def test_a_recut_of_what_was_never_released_says_what_it_needs(cloud: Cloud, digits: WholeModel, device: Agent) -> None:
+def test_a_recut_of_an_unreleased_model_is_refused_with_what_it_needs(
+    cloud: Cloud, digits: WholeModel, device: Agent
+) -> None:
     """The first release of a model is the release key's."""
     cloud.edgectl("model", "push", str(DIGITS / "digits.onnx"), "--name", "fresh", "--input", INPUT_SPEC)
     said = cloud.edgectl("deploy", "fresh", "--to", "pi4", "--recut", code=2)

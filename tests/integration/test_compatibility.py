@@ -9,8 +9,6 @@ import io
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -25,10 +23,10 @@ from edgesplit.mqtt.messages import Ack, Backlog, Telemetry
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Model
-from integration.test_agent import HERE, Made
-from integration.test_self_update import Controller, Device, Version, _runs
 from support import REPOSITORY
 from support.agent_engine import eventually
+from support.small_controller import HERE, TinyRelease
+from support.supervised_agent import AgentReleasingController, BuiltAgentRelease, SupervisedAgent
 
 ROOMS = ("sdk", "partitioner", "agent", "offload", "cloud_controller", "provisioning", "cli", "device_profiles")
 DATABASE_OF_BEFORE = """
@@ -59,15 +57,15 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-class AcknowledgingController(Controller):
-    """One that acknowledges telemetry as the cloud's does, until it is told not to, and asks for it each second."""
+class AcknowledgingController(AgentReleasingController):
+    """A controller that acknowledges telemetry while `acknowledges` is true, and asks for it each second."""
 
     acknowledges = True
 
-    def ingest(self, heard: Sequence[tuple[str, messages.Message]]) -> None:
+    def ingest(self, received: Sequence[tuple[str, messages.Message]]) -> None:
         """Record messages; acknowledge telemetry."""
-        super().ingest(heard)
-        for device, message in heard:
+        super().ingest(received)
+        for device, message in received:
             if isinstance(message, Telemetry) and self.acknowledges:
                 ack = Ack(session=message.session, sequence=message.sequence, telemetry_interval_s=1.0)
                 self.delivery.acknowledge([(device, ack)])
@@ -82,22 +80,19 @@ class AcknowledgingController(Controller):
 
     def live(self) -> set[tuple[int, int]]:
         """Session and sequence number of each telemetry message that arrived live."""
-        return {(one.session, one.sequence) for _, one in list(self.heard) if isinstance(one, Telemetry)}
+        live = [message for _, message in list(self.received) if isinstance(message, Telemetry)]
+        return {(message.session, message.sequence) for message in live}
 
     def from_backlog(self) -> set[tuple[int, int]]:
         """Session and sequence number of each telemetry message that arrived from a backlog."""
-        batches = [one for _, one in list(self.heard) if isinstance(one, Backlog)]
-        return {(one.session, one.sequence) for batch in batches for one in batch.messages}
+        batches = [message for _, message in list(self.received) if isinstance(message, Backlog)]
+        return {(message.session, message.sequence) for batch in batches for message in batch.messages}
 
 
 @pytest.fixture
 def controller(tmp_path: Path) -> Iterator[AcknowledgingController]:
-    if shutil.which("mosquitto") is None and not Path("/usr/sbin/mosquitto").exists():
-        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
-    made = AcknowledgingController(tmp_path / "controller")
-    made.start()
-    yield made
-    made.stop()
+    with AcknowledgingController(tmp_path / "controller") as running:
+        yield running
 
 
 def test_the_version_before_updates_itself_to_this_one_and_back(
@@ -105,25 +100,20 @@ def test_the_version_before_updates_itself_to_this_one_and_back(
 ) -> None:
     """The older version, installed, installs this one by a signed release; this one installs the older one again. Both
     are found healthy and serve the same model."""
-    device, model = Device(controller, tmp_path), Made(1)
+    model = TinyRelease(1)
     controller.deploy(model)
-    device.start(tree=before)
-    try:
-        eventually("the version before serves the model", lambda: _runs(controller, model), 90)
-        this = Version(tmp_path, "9.1.0")
-        controller.say(this, model)
-        eventually("this version is found healthy", lambda: device.runs(this), 120)
-        assert device.version() == "9.1.0+device" and device.answers()
+    with SupervisedAgent(controller, tmp_path) as agent:
+        agent.start(tree=before)
+        eventually("the version before serves the model", lambda: controller.has_reported_running(model), 90)
+        this = BuiltAgentRelease(tmp_path, "9.1.0")
+        controller.deploy_version(this, model)
+        eventually("this version is found healthy", lambda: agent.is_running(this), 120)
+        assert agent.version() == "9.1.0+device" and agent.is_serving()
 
-        older = Version(tmp_path, "9.0.0", tree=before)
-        controller.say(older, model)
-        eventually("the version before is found healthy", lambda: device.runs(older), 120)
-        assert device.version() == "9.0.0+device" and device.answers() and controller.enrolments == 1
-    except BaseException:
-        print(device.log.read_text()[-6_000:])
-        raise
-    finally:
-        device.stop(signal.SIGKILL)
+        older = BuiltAgentRelease(tmp_path, "9.0.0", tree=before)
+        controller.deploy_version(older, model)
+        eventually("the version before is found healthy", lambda: agent.is_running(older), 120)
+        assert agent.version() == "9.0.0+device" and agent.is_serving() and controller.enrolments == 1
 
 
 @pytest.mark.parametrize("older_first", [True, False], ids=["update", "rollback"])
@@ -132,33 +122,28 @@ def test_no_stored_telemetry_is_lost_between_versions(
 ) -> None:
     """Telemetry that one version stored, as its broker was lost before it was acknowledged, is sent by the other."""
     first, second = (before, None) if older_first else (None, before)
-    device, model = Device(controller, tmp_path), Made(1)
+    model = TinyRelease(1)
     controller.deploy(model)
-    device.start(tree=first)
-    try:
+    with SupervisedAgent(controller, tmp_path) as agent:
+        agent.start(tree=first)
         eventually("it reports each second", lambda: len(controller.live()) > 1, 90)
         controller.acknowledges = False
         acknowledged = controller.live()
         eventually("some is not acknowledged", lambda: len(controller.live() - acknowledged) > 2, 30)
         controller.broker.stop()
-        eventually("telemetry is stored", lambda: _stored_messages(device) > 2, 60)
-        device.stop()  # writes what it holds to disk
+        eventually("telemetry is stored", lambda: _stored_messages(agent) > 2, 60)
+        agent.stop()  # writes what it holds to disk
         stored = controller.live() - acknowledged
 
         controller.acknowledges = True
         controller.replace_broker()
-        device.start(tree=second)
+        agent.start(tree=second)
         eventually("the other version sends what was stored", lambda: stored <= controller.from_backlog(), 90)
-    except BaseException:
-        print(device.log.read_text()[-6_000:])
-        raise
-    finally:
-        device.stop(signal.SIGKILL)
 
 
-def _stored_messages(device: Device) -> int:
+def _stored_messages(agent: SupervisedAgent) -> int:
     """Telemetry messages that wait for a broker, by the agent's own status."""
-    command = [sys.executable, "-m", "edgesplit_agent.main", "status", "--data", str(device.data)]
+    command = [sys.executable, "-m", "edgesplit_agent.main", "status", "--data", str(agent.data)]
     asked = subprocess.run(command, capture_output=True, check=True, timeout=60)
     return int(json.loads(asked.stdout)["backlog"].get("messages", 0))
 

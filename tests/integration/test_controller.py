@@ -127,7 +127,7 @@ def test_a_device_is_online_only_while_its_session_lives(up: Up, tmp_path: Path)
     eventually("it is offline", lambda: shown()["state"] == "offline")
 
 
-def test_malformed_words_of_a_device_harm_nobody(up: Up, tmp_path: Path) -> None:
+def test_malformed_messages_of_a_device_are_dropped_and_the_controller_goes_on(up: Up, tmp_path: Path) -> None:
     """Garbage on each topic a device may write, and the controller goes on answering it."""
     device = enrolled(up, "pi-rude", tmp_path)
     for kind in ("birth", "reported", "telemetry", "fetch"):
@@ -198,7 +198,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "text"), REFUSED, ids=lambda one: str(one)[:40])
-def test_what_cannot_be_is_refused_with_the_reason(
+def test_invalid_api_requests_are_refused_with_the_reason(
     up: Up, method: str, path: str, body: Any, status: int, text: str
 ) -> None:
     """Each refusal has its status, its kind, and a text that helps."""
@@ -208,7 +208,7 @@ def test_what_cannot_be_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/devices", "/v1/events", "/v1/deployments", "/v1/devices/x"])
-def test_nothing_is_told_without_the_operators_token(up: Up, path: str) -> None:
+def test_the_api_answers_401_without_the_operators_token(up: Up, path: str) -> None:
     """No token, or a wrong one: 401, and health alone answers."""
     assert up.call("GET", path, token=None)[0] == 401
     assert up.call("GET", path, token="wrong")[0] == 401
@@ -236,7 +236,7 @@ def test_a_plan_shows_its_candidates_and_costs(up: Up) -> None:
     assert costs["format"] == "edgesplit.costs/1" and costs["tiers"] == ["device", "cloud"]
 
 
-def test_a_second_controller_on_the_same_folder_says_so(up: Up) -> None:
+def test_a_second_controller_on_the_same_folder_is_refused(up: Up) -> None:
     """One clear line, and the first goes on."""
     other = Up(up.data)
     said = other.start()
@@ -247,14 +247,14 @@ def test_a_second_controller_on_the_same_folder_says_so(up: Up) -> None:
 
 def test_a_taken_port_and_a_folder_that_cannot_be_written_are_one_line_each(up: Up, tmp_path: Path) -> None:
     """What stands in the way is named, with what to do."""
-    port = int(up.told["api_url"].rpartition(":")[2])
+    port = int(up.addresses["api_url"].rpartition(":")[2])
     taken = Up(tmp_path / "data").start(f"api_port={port}")
     assert f"port {port} on 127.0.0.1 is taken by another program; choose another with --api-port" in taken
     (tmp_path / "file").write_text("")
     assert "cannot write in" in Up(tmp_path / "file").start()
 
 
-def test_a_killed_broker_comes_back_and_is_told_everything(up: Up, tmp_path: Path) -> None:
+def test_a_restarted_broker_is_given_every_desired_state_again(up: Up, tmp_path: Path) -> None:
     """SIGKILL of mosquitto: it is started again, and a deployment made meanwhile reaches the device."""
     device = enrolled(up, "pi-broker", tmp_path)
     pid_file = up.data / "broker" / "mosquitto.pid"
@@ -268,20 +268,20 @@ def test_a_killed_broker_comes_back_and_is_told_everything(up: Up, tmp_path: Pat
     device.session.stop()
 
 
-def test_after_sigkill_a_second_start_finds_everything_again(up: Up, tmp_path: Path) -> None:
+def test_a_controller_restarted_after_sigkill_has_its_whole_state(up: Up, tmp_path: Path) -> None:
     """Models, releases, devices, keys and ports are there; a device that reconnects is told the same, and may fetch."""
     device = enrolled(up, "pi-after", tmp_path)
     made = up.ok("POST", "/v1/deployments", {"model": "tiny", "partition": "cloud", "to": ["pi-after"]})
     before = device.statement()
     paths = ("/v1/models", "/v1/deployments", "/v1/releases")
     kept = [up.ok("GET", path) for path in paths]
-    told = up.told
+    told = up.addresses
 
     up.end(signal.SIGKILL)
     assert up.start() == "ready"
 
     assert [up.ok("GET", path) for path in paths] == kept
-    assert {name: up.told[name] for name in told if name != "pid"} == {k: v for k, v in told.items() if k != "pid"}
+    assert {name: up.addresses[name] for name in told if name != "pid"} == {k: v for k, v in told.items() if k != "pid"}
     assert device.session.wait_connected(PATIENCE_S)
     after = device.statement()
     assert after == before and after.releases[0].release == made["release"]

@@ -77,7 +77,7 @@ def test_a_thousand_devices_are_shown_and_few_are_drawn(dashboard: Dashboard, br
     assert len(browser.all(".grid-row[data-index]")) < 60
 
 
-def test_the_fleet_is_narrowed_by_typing_and_by_touching(dashboard: Dashboard, browser: Browser) -> None:
+def test_the_fleet_is_filtered_by_text_and_by_failure_cause(dashboard: Dashboard, browser: Browser) -> None:
     """A filter by group and by a label, and a cause that is pressed, leave the devices that it holds for."""
     search = browser.one("#filter")
     search.send_keys("group=doors site=oslo")
@@ -102,7 +102,7 @@ def test_a_change_is_shown_as_it_happens(dashboard: Dashboard, browser: Browser)
     browser.shows("offline", ".grid-row[data-index='0'] .state")
 
 
-def test_a_script_for_a_name_stays_text(dashboard: Dashboard, browser: Browser) -> None:
+def test_a_script_in_a_name_is_shown_as_text(dashboard: Dashboard, browser: Browser) -> None:
     """Names and details that came from outside are shown letter by letter, on the fleet's page and on their own."""
     with dashboard.database.write() as session:
         session.add(device_row("evil-1", trouble=("failed", HOSTILE), model=HOSTILE, release="0" * 64, group=HOSTILE))
@@ -115,7 +115,7 @@ def test_a_script_for_a_name_stays_text(dashboard: Dashboard, browser: Browser) 
     assert browser.driver.title != "owned" and browser.all("img") == []
 
 
-def test_a_devices_page_tells_where_its_time_goes(dashboard: Dashboard, browser: Browser) -> None:
+def test_a_devices_page_charts_its_latency_and_plan(dashboard: Dashboard, browser: Browser) -> None:
     """Charts of its reports, what it should run and runs, the plan and the point at which it is; all marked."""
     browser.open(dashboard.page("devices", dashboard.names[0]))
     browser.shows("Latency")
@@ -127,7 +127,7 @@ def test_a_devices_page_tells_where_its_time_goes(dashboard: Dashboard, browser:
     browser.shows("in use", f"section[aria-label='Plan of {dashboard.model}']")
 
 
-def test_a_silent_device_is_not_shown_as_if_it_spoke(dashboard: Dashboard, browser: Browser) -> None:
+def test_figures_of_a_silent_device_are_marked_as_old(dashboard: Dashboard, browser: Browser) -> None:
     """Its figures are its last, and the page says since when."""
     name = dashboard.names[5]
     with dashboard.database.write() as session:
@@ -138,7 +138,7 @@ def test_a_silent_device_is_not_shown_as_if_it_spoke(dashboard: Dashboard, brows
     assert browser.all("dl.figures.old") != []
 
 
-def test_a_models_page_tells_the_plan_and_its_gain(dashboard: Dashboard, browser: Browser) -> None:
+def test_a_models_page_shows_the_plan_and_its_gain(dashboard: Dashboard, browser: Browser) -> None:
     """Per device class: the table, its curves in words, the gain."""
     browser.open(dashboard.page("models", dashboard.model))
     plan = "section[aria-label=raspberrypi4]"
@@ -168,7 +168,7 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"
 
 
-def test_the_past_is_shown_by_hours_days_and_months(dashboard: Dashboard, browser: Browser) -> None:
+def test_history_is_shown_by_hours_days_and_months(dashboard: Dashboard, browser: Browser) -> None:
     """A device's year on its page, and its model's over the fleet, which says how much no real device answered."""
     browser.open(dashboard.page("devices", dashboard.names[0]))
     browser.wait("charts", lambda: len(browser.all(".chart canvas")) >= 5)
@@ -184,7 +184,7 @@ def test_the_past_is_shown_by_hours_days_and_months(dashboard: Dashboard, browse
     browser.shows("100 % simulated", "section[aria-label='Measured on devices']")
 
 
-def test_a_proposal_says_what_drifted_and_waits_for_a_word(dashboard: Dashboard, browser: Browser) -> None:
+def test_a_replan_proposal_shows_the_drift_and_waits_for_approval(dashboard: Dashboard, browser: Browser) -> None:
     """On its model's page: the drift, what is predicted and of whose measurements; what will be done is said before it
     is; dismissed by somebody else, the page says so by itself."""
     number = dashboard.propose("raspberrypi4")
@@ -203,7 +203,7 @@ def test_a_proposal_says_what_drifted_and_waits_for_a_word(dashboard: Dashboard,
     browser.wait("no buttons", lambda: browser.all(f"{part} button") == [])
 
 
-def test_parts_that_are_not_well_say_what_to_do(dashboard: Dashboard, browser: Browser) -> None:
+def test_unhealthy_parts_are_shown_with_advice(dashboard: Dashboard, browser: Browser) -> None:
     """No offload server runs here: the fleet's page says so, and each part stands on the system's page."""
     browser.shows("offload/offload.log", "section[aria-label=Components]")
     assert "broker" in browser.text(".parts-strip")
@@ -213,7 +213,7 @@ def test_parts_that_are_not_well_say_what_to_do(dashboard: Dashboard, browser: B
     browser.shows("of them simulated", "section[aria-label=Devices]")
 
 
-def test_a_row_of_the_agent_itself_leads_to_its_versions(dashboard: Dashboard, browser: Browser) -> None:
+def test_an_agent_row_links_to_the_agents_versions(dashboard: Dashboard, browser: Browser) -> None:
     """It is no model: the link of a device that changes its agent shows the versions that were pushed."""
     build = {"python": "3.11", "machine": "aarch64", "extras": [], "bytes": 9_000_000, "sha256": "0" * 64, "build": ""}
     version = Model(
@@ -272,7 +272,7 @@ def test_every_page_fits_a_phone(dashboard: Dashboard, browser: Browser) -> None
         assert width <= PHONE[0], (parts, width)
 
 
-def test_the_keyboard_reaches_everything(dashboard: Dashboard, browser: Browser) -> None:
+def test_everything_is_reachable_by_keyboard(dashboard: Dashboard, browser: Browser) -> None:
     """The first stop leads past the navigation; in the table arrows walk the rows, also those not drawn yet, and Enter
     opens one. What has the focus can be seen."""
     browser.open("about:blank")
@@ -295,7 +295,7 @@ def test_the_keyboard_reaches_everything(dashboard: Dashboard, browser: Browser)
     browser.shows(name, "h1")
 
 
-def test_colours_follow_the_system_until_they_are_chosen(dashboard: Dashboard, browser: Browser) -> None:
+def test_the_colour_scheme_follows_the_system_until_it_is_chosen(dashboard: Dashboard, browser: Browser) -> None:
     """Dark where the system is, light where it is; a choice stays over a new visit."""
     browser.colours("dark")
     dark = _background(browser)
@@ -313,7 +313,7 @@ def test_colours_follow_the_system_until_they_are_chosen(dashboard: Dashboard, b
     browser.wait("light", lambda: _background(browser) == light)
 
 
-def test_a_page_that_lost_the_controller_says_so_and_comes_back(dashboard: Dashboard, browser: Browser) -> None:
+def test_a_page_shows_that_it_lost_the_controller_and_reconnects(dashboard: Dashboard, browser: Browser) -> None:
     """While the controller is dead the page says since when it is not live; once it runs again the page follows by
     itself, and has read what it missed."""
     browser.shows("live", ".live")

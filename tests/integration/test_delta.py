@@ -65,7 +65,7 @@ def with_new_head(folder: Path) -> Path:
     return folder / "digits.onnx"
 
 
-def test_another_cut_sends_graphs_and_a_new_head_sends_the_head(own: Cloud, tmp_path: Path) -> None:
+def test_a_recut_sends_only_graphs_and_a_new_head_only_its_weights(own: Cloud, tmp_path: Path) -> None:
     """A second plan for a model: graph bytes, no weights. A version with another last layer: that layer's weights."""
     own.push_digits()
     layers = [layer["name"] for layer in own.json("model", "show", "digits")["layers"]]

@@ -83,7 +83,7 @@ def test_an_operator_of_a_group_works_from_another_machine(up: Up, devices: list
     assert file.stat().st_mode & 0o777 == 0o600
     assert "you are alice (operator of doors)" in edgectl("login", str(file))
     assert edgectl.json("whoami") == {
-        "url": up.told["api_url"],
+        "url": up.addresses["api_url"],
         "operator": "alice",
         "role": "operator",
         "groups": ["doors"],
@@ -101,7 +101,7 @@ def test_an_operator_of_a_group_works_from_another_machine(up: Up, devices: list
         edgectl("whoami")
 
 
-def test_a_rotation_and_a_revocation_are_felt_at_the_next_call(up: Up, edgectl: Edgectl, tmp_path: Path) -> None:
+def test_rotation_and_revocation_take_effect_at_the_next_call(up: Up, edgectl: Edgectl, tmp_path: Path) -> None:
     """Token and certificate both; a file that was left behind opens nothing."""
     old = added(up, edgectl, "bob", "--role", "viewer")
     fresh = tmp_path / "fresh.json"
@@ -130,7 +130,9 @@ def test_an_operator_changes_their_own_token_in_place(up: Up, edgectl: Edgectl) 
         edgectl("--data", str(up.data), "operator", "rotate")
 
 
-def test_what_a_call_says_goes_before_what_was_kept(up: Up, edgectl: Edgectl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_take_precedence_over_environment_and_stored_login(
+    up: Up, edgectl: Edgectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """--data before the environment before `login`; two that are both said are refused."""
     carol, dave = (added(up, edgectl, name, "--role", "viewer") for name in ("carol", "dave"))
     edgectl("login", str(carol))
@@ -143,11 +145,11 @@ def test_what_a_call_says_goes_before_what_was_kept(up: Up, edgectl: Edgectl, mo
         edgectl("--data", str(up.data), "--credentials", str(dave), "whoami")
 
 
-def test_a_browser_comes_in_by_the_address_that_edgectl_prints(up: Up, edgectl: Edgectl) -> None:
+def test_a_browser_logs_in_by_the_address_that_edgectl_prints(up: Up, edgectl: Edgectl) -> None:
     """Without a certificate, over TLS that it verifies; once; its cookie reads, and changes with the CSRF token."""
     url = edgectl.json("--data", str(up.data), "dashboard")["url"]
     address, _, code = url.partition("/#login=")
-    assert address == up.told["api_url"] and code.startswith("edgesplit_code_")
+    assert address == up.addresses["api_url"] and code.startswith("edgesplit_code_")
     browser = Browser(up)
     status, session, headers = browser("POST", "/v1/session", {"code": code})
     assert status == 200 and session["operator"] == "operator" and session["csrf"]
@@ -172,7 +174,7 @@ class Browser:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         context = enrolment_context((self.up.data / "ca.pem").read_text())
-        host, port = self.up.told["api_url"].removeprefix("https://").split(":")
+        host, port = self.up.addresses["api_url"].removeprefix("https://").split(":")
         connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
         try:
             given = {"Content-Type": "application/json", **(headers or {})}
@@ -191,7 +193,7 @@ def test_an_operators_certificate_opens_the_api_and_nothing_else(up: Up, edgectl
     (tmp_path / "key.pem").write_text(held.key_pem)
     (tmp_path / "cert.pem").write_text(held.certificate_pem)
     files = Files(tmp_path / "key.pem", tmp_path / "cert.pem", up.data / "ca.pem")
-    session = Session("127.0.0.1", up.told["mqtt_port"], "eve", files.client_context(), on_message=lambda *_: None)
+    session = Session("127.0.0.1", up.addresses["mqtt_port"], "eve", files.client_context(), on_message=lambda *_: None)
     session.start()
     try:
         eventually("the broker refuses it", lambda: session.problem)
@@ -203,7 +205,7 @@ def test_an_operators_certificate_opens_the_api_and_nothing_else(up: Up, edgectl
     assert up.call("GET", "/v1/devices", token=held.token)[0] == 401  # beside the owner's certificate
 
 
-def test_the_log_tells_who_did_what_and_is_verified_anywhere(up: Up, edgectl: Edgectl, tmp_path: Path) -> None:
+def test_the_audit_log_names_operators_and_is_verified_offline(up: Up, edgectl: Edgectl, tmp_path: Path) -> None:
     """Shown, exported, verified; a changed export is not what was written; no token is in it."""
     edgectl("--data", str(up.data), "device", "claim", "logged-1", "--profile", "raspberrypi4")
     shown = edgectl.json("--data", str(up.data), "audit", "show", "--newest", "2")
@@ -225,7 +227,7 @@ def test_the_log_tells_who_did_what_and_is_verified_anywhere(up: Up, edgectl: Ed
     assert owner not in "\n".join(lines) and "edgesplit_" not in "\n".join(lines)
 
 
-def test_the_owner_is_let_in_by_what_lies_in_the_data_folder(tmp_path: Path) -> None:
+def test_the_owners_token_in_the_data_folder_is_accepted(tmp_path: Path) -> None:
     """A token from before there were operators goes on working; without the file there is a new one, and the old one
     is void; a further process changes nothing."""
     database, authority = Database(f"sqlite:///{tmp_path / 'controller.db'}"), Authority(tmp_path / "keys")

@@ -116,7 +116,7 @@ def cloud_answers(world: Deployed, name: str) -> bool:
     return not answer.report.fallback and answer.report.row != "local"
 
 
-def test_a_group_runs_what_one_stream_brought(world: Deployed) -> None:
+def test_a_group_runs_one_encrypted_stream_with_keys_wrapped_to_each_device(world: Deployed) -> None:
     """Both cameras hold the same ciphertext, opened by keys wrapped to each alone; both halves answer to the bit."""
     files = [
         {path.relative_to(agent.data): path.read_bytes() for path in (agent.data / "releases").rglob("slices/*/*")}
@@ -131,7 +131,7 @@ def test_a_group_runs_what_one_stream_brought(world: Deployed) -> None:
     assert "encrypted" in world.cloud.edgectl("deployments")
 
 
-def test_no_disk_of_a_device_or_of_the_offload_server_holds_a_weight(world: Deployed) -> None:
+def test_no_disk_of_device_or_offload_server_holds_a_weight_in_clear(world: Deployed) -> None:
     """Not under the agents' data, not under the offload server's, not in their logs; the search finds what is there."""
     assert len(world.marks) > 3
     assert world.leaks(world.cloud.data / "blobs"), "the model as it was pushed is the controller's own"
@@ -144,7 +144,7 @@ def test_no_disk_of_a_device_or_of_the_offload_server_holds_a_weight(world: Depl
         assert (agent.data / "identity/encryption.pem").stat().st_mode & 0o777 == 0o600
 
 
-def test_who_only_heard_the_stream_can_do_nothing_with_it(world: Deployed, tmp_path: Path) -> None:
+def test_an_eavesdropper_cannot_decrypt_the_stream(world: Deployed, tmp_path: Path) -> None:
     """A device of another group, enrolled and listening, has the manifest and every chunk, and even the keys that were
     wrapped for others: nothing opens."""
     cloud = world.cloud
@@ -180,7 +180,7 @@ def test_a_device_gets_the_keys_of_what_it_runs_and_no_others(world: Deployed) -
     assert keys.keys() == needed_keys(manifest, {name for row in plan.rows for name in row.device}).keys()
 
 
-def test_a_restart_without_any_network_opens_what_it_had(world: Deployed) -> None:
+def test_a_restart_without_network_decrypts_the_stored_release(world: Deployed) -> None:
     """Controller and agent are killed; the agent alone starts again, unwraps, decrypts into memory and answers."""
     agent = world.cameras["cam-1"]
     world.cloud.process.kill()
@@ -197,7 +197,7 @@ def states(cloud: Cloud, name: str) -> list[dict[str, Any]]:
     return models
 
 
-def test_a_lost_encryption_key_is_told_and_a_new_claim_brings_new_wrapped_keys(world: Deployed) -> None:
+def test_a_lost_encryption_key_is_reported_and_a_new_claim_brings_new_wrapped_keys(world: Deployed) -> None:
     """The card's X25519 key is gone: the operator reads what to do. Claimed anew with --replace, the same name runs the
     same ciphertext by keys wrapped to its new key; nothing is wrapped to the old one any more."""
     cloud, agent = world.cloud, world.cameras["cam-2"]
@@ -242,7 +242,7 @@ def test_a_tflite_model_is_decrypted_in_memory_too(world: Deployed) -> None:
     assert lite.leaks(agent.data) == [] and lite.leaks(cloud.data / "offload") == []
 
 
-def test_an_encryption_key_that_another_signed_enrols_nobody(world: Deployed, tmp_path: Path) -> None:
+def test_an_encryption_key_with_a_foreign_signature_is_not_enrolled(world: Deployed, tmp_path: Path) -> None:
     """The claim is not used up by it: its owner enrols afterwards."""
     up = Up(world.cloud.data)
     claim = world.cloud.api.post("/v1/devices/claims", {"device": "cam-6", "device_class": "raspberrypi4"})
@@ -281,7 +281,7 @@ def test_a_device_that_enrolled_without_a_key_is_named(world: Deployed, tmp_path
     world.cloud.edgectl("deploy", "digits", "--to", "old-one")
 
 
-def test_the_plain_release_of_the_same_model_is_another(world: Deployed) -> None:
+def test_the_plain_release_of_a_model_shares_nothing_with_its_encrypted_one(world: Deployed) -> None:
     """Encrypted again it is the same release, chunk for chunk; in clear it shares no slice with that. This test is
     the last: it puts the model in clear on the disks that the others search."""
     camera(world.cloud, "cam-8", group="spare")

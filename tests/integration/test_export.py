@@ -76,7 +76,9 @@ def test_a_release_is_finished_by_a_server_that_is_not_ours(
     assert set(foreign.seen.models) <= set(names) and set(foreign.seen.codings) <= {"", "gzip"}
 
 
-def test_what_is_exported_is_what_was_asked_for(cloud: Cloud, whole: WholeModel, device: Agent, tmp_path: Path) -> None:
+def test_export_writes_the_requested_format_and_rows(
+    cloud: Cloud, whole: WholeModel, device: Agent, tmp_path: Path
+) -> None:
     """KServe gets a manifest and the repository it points to. A row that sends pictures is ours alone; a model or a row
     that is not there says what is."""
     made = cloud.json("deploy", "digits", "--partition", "narrow1.conv", "--to", "pi4")
@@ -97,10 +99,10 @@ def test_what_is_exported_is_what_was_asked_for(cloud: Cloud, whole: WholeModel,
     assert not (tmp_path / "no").exists()
 
 
-def test_an_encrypted_release_is_written_in_clear_only_where_that_is_said(
+def test_an_encrypted_release_is_exported_in_clear_only_with_its_option(
     cloud: Cloud, whole: WholeModel, device: Agent, tmp_path: Path
 ) -> None:
-    """And the audit trail keeps that it was."""
+    """The audit log records that it was."""
     made = cloud.json("deploy", "digits", "--partition", "narrow1.conv", "--to", "pi4", "--encrypt")
     said = cloud.edgectl("export", "triton", "digits", "--out", str(tmp_path / "sealed"), code=2)
     assert "--decrypt" in said and not list(tmp_path.rglob("model.onnx"))

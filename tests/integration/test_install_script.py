@@ -96,7 +96,7 @@ def test_installing_twice_is_installing_once(device: Device, kit: Path) -> None:
     assert claim.exists()
 
 
-def test_a_run_that_was_killed_is_healed_by_the_next(device: Device, kit: Path) -> None:
+def test_an_installation_that_was_killed_is_completed_by_the_next_run(device: Device, kit: Path) -> None:
     """Killed at every step, one after the other on what the one before left: the claim is never lost, what is
     `current` always works, and the last run finds nothing in its way."""
     for step in STEPS:
@@ -187,7 +187,7 @@ def test_a_kit_for_another_machine_says_so(
     assert done.returncode == 1 and said in done.stderr and "make" in done.stderr + "make" * ("glibc" in other)
 
 
-def test_a_full_disk_is_said_before_it_is_full(device: Device, kit: Path) -> None:
+def test_too_little_disk_space_is_refused_before_installing(device: Device, kit: Path) -> None:
     """By what the kit says that it needs."""
     raw = (kit / "kit.json").read_text()
     (kit / "kit.json").write_text(raw.replace('"needs_bytes": 1048576', '"needs_bytes": 999999999999999'))
@@ -195,7 +195,7 @@ def test_a_full_disk_is_said_before_it_is_full(device: Device, kit: Path) -> Non
     assert done.returncode == 1 and "MB free, installing takes" in done.stderr
 
 
-def test_an_installation_that_fails_leaves_nothing_behind_and_what_ran_runs(
+def test_a_failed_installation_leaves_the_running_version_untouched(
     device: Device, kit: Path, tmp_path: Path, pip_wheel: Path
 ) -> None:
     """A program that does not run here is never `current`, and takes no room."""
@@ -230,9 +230,7 @@ def test_a_kit_brings_its_own_python_where_the_device_has_another(
     assert "unpacking" not in device.installed(kit)
 
 
-def test_a_new_version_leaves_the_one_before_and_drops_the_one_before_that(
-    device: Device, tmp_path: Path, pip_wheel: Path
-) -> None:
+def test_a_new_version_keeps_only_the_version_before_it(device: Device, tmp_path: Path, pip_wheel: Path) -> None:
     """`current` goes over by one rename."""
     for number in (1, 2, 3):
         device.installed(small_kit(tmp_path / f"kit{number}", pip_wheel, f"{number}.0"))
@@ -241,7 +239,7 @@ def test_a_new_version_leaves_the_one_before_and_drops_the_one_before_that(
     assert kept == ["2.0", "3.0"]
 
 
-def test_removing_takes_away_what_was_installed_and_nothing_else(device: Device, kit: Path, tmp_path: Path) -> None:
+def test_uninstalling_removes_only_what_was_installed(device: Device, kit: Path, tmp_path: Path) -> None:
     """The data folder only where that is asked for; a folder that is not the agent's, never."""
     device.installed(kit)
     device.installed(kit, "--remove")
@@ -288,7 +286,7 @@ def test_the_service_is_put_in_place_and_restarted_only_where_something_changed(
 @pytest.mark.parametrize(
     "words", [("--prefix", "opt"), ("--data", "/"), ("--claim",), ("--unknown",), ("--purge",)], ids=" ".join
 )
-def test_a_wrong_call_is_refused_with_how_to_call(device: Device, kit: Path, words: tuple[str, ...]) -> None:
+def test_a_wrong_call_of_the_installer_prints_its_usage(device: Device, kit: Path, words: tuple[str, ...]) -> None:
     """Exit code 2."""
     done = device.run(kit, *words)
     assert done.returncode == 2 and "usage: install.sh" in done.stderr

@@ -59,7 +59,7 @@ def helped(agent: Agent) -> bool:
     return not report.fallback and report.row != "local"
 
 
-def test_a_fresh_controller_says_that_it_holds_the_root(tmp_path: Path) -> None:
+def test_a_fresh_controller_reports_that_it_holds_the_root_key(tmp_path: Path) -> None:
     """The quick start needs no ceremony, and says plainly what that means and what moves the root away."""
     fresh = Cloud(tmp_path, "--no-offload")
     fresh.start()
@@ -74,7 +74,7 @@ def test_a_fresh_controller_says_that_it_holds_the_root(tmp_path: Path) -> None:
         fresh.stop()
 
 
-def test_enrolled_devices_follow_a_root_that_moves_away(cloud: Cloud, agent: Agent, operator: Path) -> None:
+def test_enrolled_devices_follow_a_root_key_that_moves_offline(cloud: Cloud, agent: Agent, operator: Path) -> None:
     """Three root keys, two must sign, the release key elsewhere: the controller holds neither, the agent installs."""
     assert not list((cloud.data / "tuf" / "keys").glob("root*")) and not list(
         (cloud.data / "tuf" / "keys").glob("targets*")
@@ -129,7 +129,9 @@ def test_a_release_without_the_right_key_is_refused_and_changes_nothing(
     assert cloud.api.get("/v1/deployments") == deployments
 
 
-def test_the_root_is_rotated_by_two_of_three_and_devices_go_on(cloud: Cloud, agent: Agent, operator: Path) -> None:
+def test_the_root_is_rotated_by_two_of_three_keys_and_devices_follow(
+    cloud: Cloud, agent: Agent, operator: Path
+) -> None:
     """One root key is lost: the two others name a new one. Old devices update, new ones begin with the new root."""
     second = operator.parent / "second"
     keep = [word for number in (1, 2) for word in ("--root-key", str(operator / f"root-{number}.pem"))]
@@ -145,7 +147,7 @@ def test_the_root_is_rotated_by_two_of_three_and_devices_go_on(cloud: Cloud, age
     eventually("the offload server helps the late one", lambda: helped(late))
 
 
-def test_a_change_that_lacks_a_word_says_which(cloud: Cloud, agent: Agent, operator: Path) -> None:
+def test_an_incomplete_key_change_names_what_is_missing(cloud: Cloud, agent: Agent, operator: Path) -> None:
     """Wrong calls are one line with what to give instead, and nothing waits afterwards."""
     for words, hint in (
         (("rotate", "root"), "--root-keys N --folder DIR"),
@@ -206,7 +208,7 @@ def test_a_release_that_is_signed_after_another_was_published_is_refused(
     assert prepared["release"] not in [one["release"] for one in cloud.api.get("/v1/releases")]
 
 
-def test_malformed_words_about_keys_change_nothing(cloud: Cloud, agent: Agent, operator: Path) -> None:
+def test_malformed_key_requests_change_nothing(cloud: Cloud, agent: Agent, operator: Path) -> None:
     """Each is answered with an error of its kind, what is published stays, and an operator's token is needed."""
     wish = {"model": "digits", "partition": "device", "to": ["cam"]}
     release = cloud.api.get("/v1/releases")[0]["release"]
@@ -236,7 +238,7 @@ def test_malformed_words_about_keys_change_nothing(cloud: Cloud, agent: Agent, o
     assert after == before and cloud.json("keys", "show")["pending"] is None
 
 
-def test_a_restarted_controller_goes_on_without_the_keys(cloud: Cloud, agent: Agent, operator: Path) -> None:
+def test_a_restarted_controller_works_without_the_offline_keys(cloud: Cloud, agent: Agent, operator: Path) -> None:
     """It starts without root and release key, its offload server believes from the new root, statements go out."""
     deployed(cloud, operator, "cloud", "cam")
     cloud.process.stop()

@@ -85,7 +85,7 @@ def own(tmp_path: Path) -> Iterator[Cloud]:
 
 
 @pytest.mark.timeout(3600 if LARGE else 900)
-def test_a_large_slice_goes_all_the_way_in_little_memory(own: Cloud, tmp_path: Path) -> None:
+def test_a_large_slice_is_delivered_and_run_in_little_memory(own: Cloud, tmp_path: Path) -> None:
     """Pushed, deployed whole to the device, fetched over MQTT, answered: neither side holds the slice in memory."""
     model = large_model(tmp_path / "model")
     device = own.agent("pi-large")

@@ -63,7 +63,7 @@ def test_digits_twin_answers_exactly_as_the_whole(cloud: Cloud, device: Agent, t
         assert np.array_equal(device.infer("twin", frame_input(jpeg)).outputs["probabilities"], expected)
 
 
-def test_int8_travels_as_it_is(cloud: Cloud, device: Agent, small: Path, tmp_path: Path) -> None:
+def test_int8_tensors_are_sent_unchanged(cloud: Cloud, device: Agent, small: Path, tmp_path: Path) -> None:
     """A quantised model, cut between its int8 layers: a byte per element goes up, and the answer is the whole's."""
     layers = [layer["name"] for layer in cloud.json("model", "show", "small")["layers"]]
     feeds = tflite_models.feeds_of(tflite_models.prepared("quantised"))
@@ -82,7 +82,7 @@ def test_a_refused_file_says_why(cloud: Cloud, tmp_path: Path) -> None:
     assert "unknown operator 'TakeOver'" in cloud.edgectl("model", "push", str(file), "--name", "strange", code=3)
 
 
-def test_a_folder_with_weights_beside_the_model(cloud: Cloud, device: Agent, tmp_path: Path) -> None:
+def test_a_model_folder_with_external_weights_is_pushed_and_runs(cloud: Cloud, device: Agent, tmp_path: Path) -> None:
     """An ONNX model in two files, pushed as its folder, is cut and answers as the one-file model does."""
     model = onnx.load_model_from_string(onnx_models.chain())
     onnx.save_model(model, str(tmp_path / "m.onnx"), save_as_external_data=True, location="m.data", size_threshold=0)

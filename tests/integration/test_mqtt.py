@@ -56,7 +56,7 @@ def test_a_large_message_arrives_whole(world: BrokerHarness) -> None:
     assert device.next()[1] == payload
 
 
-def test_too_large_a_message_is_refused_here(world: BrokerHarness) -> None:
+def test_a_message_over_the_size_limit_is_refused_before_sending(world: BrokerHarness) -> None:
     """One byte more is refused before it is sent; the connection is not disturbed."""
     device = world.device("cam-1")
     with pytest.raises(MalformedMessage, match="at most"):
@@ -76,7 +76,7 @@ def test_messages_keep_their_order(world: BrokerHarness) -> None:
         assert [number for number in heard if number % 2 == parity] == list(range(parity, 200, 2))
 
 
-def test_without_a_broker_a_publish_that_waits_fails_in_time(world: BrokerHarness) -> None:
+def test_a_waiting_publish_without_a_broker_fails_after_its_timeout(world: BrokerHarness) -> None:
     """Nobody there: `wait_s` ends in LinkError, a QoS 0 message is dropped and says so, a QoS 1 message is kept."""
     credentials = enrol(world.authority, world.folder, "cam-1")
     session = Session("localhost", 1, "cam-1", credentials.client_context(), on_message=lambda *_: None)
@@ -88,7 +88,7 @@ def test_without_a_broker_a_publish_that_waits_fails_in_time(world: BrokerHarnes
     session.stop()
 
 
-def test_the_queue_is_bounded_while_nobody_listens(world: BrokerHarness) -> None:
+def test_the_publish_queue_is_bounded_while_disconnected(world: BrokerHarness) -> None:
     """A session that cannot send keeps a bounded number of QoS 1 messages, and says when it drops."""
     credentials = enrol(world.authority, world.folder, "cam-1")
     session = Session("localhost", 1, "cam-1", credentials.client_context(), on_message=lambda *_: None)
@@ -120,7 +120,7 @@ def test_an_acknowledgement_that_never_comes_is_a_link_error(world: BrokerHarnes
     device.session.stop()
 
 
-def test_a_lost_link_comes_back_with_its_subscriptions(world: BrokerHarness, link: ShapedLink) -> None:
+def test_a_reconnected_session_has_its_subscriptions(world: BrokerHarness, link: ShapedLink) -> None:
     """Cut and restore the link: `on_disconnect`, `on_connect` again, and what was subscribed is heard again."""
     device = through(link, world, DESIRED)
     controller = world.controller()
@@ -152,7 +152,7 @@ def test_what_was_unsubscribed_stays_unsubscribed(world: BrokerHarness, link: Sh
     device.session.stop()
 
 
-def test_a_message_given_at_qos_1_survives_the_cut(world: BrokerHarness, link: ShapedLink) -> None:
+def test_a_qos_1_message_survives_a_lost_link(world: BrokerHarness, link: ShapedLink) -> None:
     """What was queued while the link was down arrives when it is back."""
     controller = world.controller(MINE)
     device = through(link, world)
@@ -173,7 +173,7 @@ def listen(session: Session) -> None:
     assert session.wait_connected(PATIENCE_S) and acknowledged.wait(PATIENCE_S)
 
 
-def test_an_owners_mistake_does_not_end_the_session(world: BrokerHarness) -> None:
+def test_an_exception_in_a_callback_does_not_end_the_session(world: BrokerHarness) -> None:
     """Exceptions in callbacks are logged; the next message is heard."""
     heard: list[bytes] = []
     done = threading.Event()
@@ -238,7 +238,7 @@ def test_many_threads_may_publish_at_once(world: BrokerHarness) -> None:
     assert len(set(heard)) == 160
 
 
-def test_stop_hands_over_what_is_queued(world: BrokerHarness) -> None:
+def test_stop_sends_queued_messages(world: BrokerHarness) -> None:
     """A clean stop sends what was published just before it."""
     controller = world.controller(MINE)
     device = world.device("cam-1")
@@ -248,7 +248,7 @@ def test_stop_hands_over_what_is_queued(world: BrokerHarness) -> None:
     assert [int(controller.next()[1]) for _ in range(50)] == list(range(50))
 
 
-def test_stop_is_for_good_and_harmless(world: BrokerHarness, tmp_path: Path) -> None:
+def test_stop_is_final_and_idempotent(world: BrokerHarness, tmp_path: Path) -> None:
     """Stopping twice, or before the start, is nothing; a stopped session stays away."""
     device = world.device("cam-1")
     device.session.stop()
@@ -257,7 +257,7 @@ def test_stop_is_for_good_and_harmless(world: BrokerHarness, tmp_path: Path) -> 
     Session("localhost", 1, "x", enrol(world.authority, tmp_path, "cam-2").client_context(), on_message=print).stop()
 
 
-def test_a_topic_that_is_none_is_the_callers_mistake(world: BrokerHarness) -> None:
+def test_publishing_to_a_wildcard_is_a_usage_error(world: BrokerHarness) -> None:
     """Wildcards cannot be published to."""
     with pytest.raises(UsageError):
         world.device("cam-1").session.publish("edgesplit/v1/+/birth", b"x", qos=1)

@@ -59,7 +59,9 @@ def test_any_folder_of_releases_is_served(signed: Signed) -> None:
         (["--releases", "{here}", "--root", "{root}", "--cert", "x"], "go together"),
     ],
 )
-def test_a_wrong_call_says_what_to_do(signed: Signed, tmp_path: Path, words: list[str], says: str) -> None:
+def test_a_wrong_call_of_offload_serve_prints_advice(
+    signed: Signed, tmp_path: Path, words: list[str], says: str
+) -> None:
     """Exit code 2, and no process is started."""
     filled = [word.format(here=tmp_path, root=signed.root) for word in words]
     ended = CliRunner().invoke(cli, ["--data", str(tmp_path), "offload", "serve", *filled])

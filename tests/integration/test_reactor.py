@@ -21,7 +21,7 @@ def world(tmp_path: Path) -> Iterator[BrokerHarness]:
     made.close()
 
 
-def test_a_connection_that_breaks_while_it_pings_is_made_again(world: BrokerHarness) -> None:
+def test_a_connection_that_breaks_during_a_ping_is_reconnected(world: BrokerHarness) -> None:
     """The client library closes the socket then and calls it a success: the thread of all goes on, and the one session
     comes again."""
     reactor = Reactor()

@@ -3,9 +3,7 @@ server; and what they do when the planner's key was stolen."""
 
 from __future__ import annotations
 
-import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,11 @@ import pytest
 
 from edgesplit.errors import TrustError
 from edgesplit.oip import protocol as oip
-from edgesplit.release.manifest import DesiredRelease, Statement
-from edgesplit.release_store import write_release
-from integration.test_agent import DEVICE, Process, SmallController
+from edgesplit.release.manifest import DesiredRelease
 from support import onnx_models as tiny
 from support.agent_engine import eventually
-from support.recut_repository import CLASS, Made, RecutHarness, fingerprint_for, made, plant
+from support.recut_repository import CLASS, CutRelease, RecutHarness, build_release, fingerprint_for, plant
+from support.small_controller import AgentProcess, SmallController
 
 FEEDS = tiny.feeds_of(tiny.prepared("chain"))
 WHOLE = tiny.run_whole(tiny.prepared("chain").raw, FEEDS)
@@ -35,96 +32,75 @@ def golden() -> tuple[bytes, bytes]:
     return request, response
 
 
-def cut(*after: int, recut_of: str = "", **plan: Any) -> Made:
+def cut(*after: int, recut_of: str = "", **plan: Any) -> CutRelease:
     """The chain model cut after so many layers, the first of these cuts forced."""
     sets = [LAYERS[:count] for count in after]
-    return made("chain", *sets, recut_of=recut_of, golden=golden(), **{**KEPT, **plan}).with_plan(forced_row="cut-1")
+    return build_release("chain", *sets, recut_of=recut_of, golden=golden(), **{**KEPT, **plan}).with_plan(
+        forced_row="cut-1"
+    )
 
 
-class Controller(SmallController):
-    """With a planner, and a thief who has its key."""
+class RecutController(SmallController):
+    """A controller with a planner, and with an attacker who has the planner's key."""
 
-    def first(self) -> Made:
+    def deploy_base(self) -> CutRelease:
         base = cut(2)
         self.repository.add_fingerprint(RecutHarness.encoded(fingerprint_for("chain")))
-        self.deploy(base)  # type: ignore[arg-type]
+        self.deploy(base)
         return base
 
-    def replan(self, one: Made) -> None:
-        """As the controller does: sign it as a recut, give the offload server its half, and state it."""
-        self.repository.add_recut(one.raw)
-        write_release(
-            self.folder / "offload", one.digest, one.raw, self.repository.proof(one.digest), one.chunks.__getitem__,
-            bootstrap_root=self.repository.root_bytes,
-        )  # fmt: skip
-        self.state(one)
+    def replan(self, recut: CutRelease) -> None:
+        """Sign it as a recut, give the offload server its half, and state it, as the controller does."""
+        self.repository.add_recut(recut.raw)
+        self.store_remote_half(recut)
+        self.state_recut(recut)
 
-    def steal(self, one: Made) -> None:
-        """As a thief does, who has the online keys and the offload server's folder."""
-        RecutHarness.sign_by_planner(self.repository, self.folder / "repository", one.raw)
-        plant(self.folder / "offload", one, self.repository.proof(one.digest))
-        self.state(one)
+    def replan_with_stolen_keys(self, recut: CutRelease) -> None:
+        """State it as an attacker can who has the online keys and the offload server's folder."""
+        RecutHarness.sign_by_planner(self.repository, self.folder / "repository", recut.raw)
+        plant(self.folder / "offload", recut, self.repository.proof(recut.digest))
+        self.state_recut(recut)
 
-    def state(self, one: Made) -> None:
-        self.made[one.digest] = one  # type: ignore[assignment]
-        self.counter = max(self.counter + 1, int(time.time()))
-        self.statement = self.repository.sign_statement(
-            Statement(
-                device=DEVICE,
-                releases=(DesiredRelease("tiny", one.digest),),
-                counter=self.counter,
-                expires=int(time.time()) + 3600,
-            )
-        )
-        self.delivery.publish_statements([DEVICE])
-
-    def failed(self, one: Made, reason: str) -> bool:
-        said = self.reported()
-        return said is not None and any(
-            model.desired_release == one.digest and model.state == "failed" and reason in model.detail
-            for model in said.models
-        )
+    def state_recut(self, recut: CutRelease) -> None:
+        self.releases[recut.digest] = recut
+        self.state(DesiredRelease("tiny", recut.digest))
 
 
 @pytest.fixture(scope="module")
-def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    if shutil.which("mosquitto") is None and not Path("/usr/sbin/mosquitto").exists():
-        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
-    running = Controller(tmp_path_factory.mktemp("controller"))
-    running.start()
-    yield running
-    running.stop()
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecutController]:
+    with RecutController(tmp_path_factory.mktemp("controller")) as running:
+        yield running
 
 
 @pytest.fixture
-def agent(controller: Controller, tmp_path: Path) -> Iterator[Process]:
-    process = Process(controller, tmp_path)
-    controller.heard.clear()
-    yield process
-    if process.child is not None:
-        process.end(signal.SIGKILL)
+def agent(controller: RecutController, tmp_path: Path) -> Iterator[AgentProcess]:
+    controller.received.clear()
+    with AgentProcess(controller, tmp_path) as process:
+        yield process
 
 
-def answers(agent: Process, one: Made, after: str) -> bool:
+def is_offloading(agent: AgentProcess, release: CutRelease, row: str) -> bool:
     """The agent answers by this release with the cloud's help, as the whole model does."""
     answer = agent.client.infer("tiny", FEEDS, deadline_s=20)
     assert np.allclose(answer.outputs["probabilities"], WHOLE["probabilities"], rtol=1e-4, atol=1e-6)
-    return (answer.report.release, answer.report.row, answer.report.fallback) == (one.digest, after, False)
+    return (answer.report.release, answer.report.row, answer.report.fallback) == (release.digest, row, False)
 
 
-def test_a_recut_replaces_its_base_on_both_sides_and_survives_a_restart(controller: Controller, agent: Process) -> None:
+def test_a_recut_replaces_its_base_on_both_sides_and_survives_a_restart(
+    controller: RecutController, agent: AgentProcess
+) -> None:
     """Fetched, checked, staged, tried and activated like a release; the weights that are here are not fetched again;
     and after a restart without a network it is proven and loaded anew."""
-    base = controller.first()
+    base = controller.deploy_base()
     agent.start()
-    eventually("the base runs", lambda: agent.runs(base), 60)  # type: ignore[arg-type]
-    eventually("the base answers", lambda: answers(agent, base, "cut-1"), 60)
+    eventually("the base runs", lambda: agent.is_running(base), 60)
+    eventually("the base answers", lambda: is_offloading(agent, base, "cut-1"), 60)
     controller.chunks_sent.clear()
 
-    one = cut(4, recut_of=base.digest)
-    controller.replan(one)
-    eventually("the recut runs", lambda: agent.runs(one), 60)  # type: ignore[arg-type]
-    eventually("the recut answers", lambda: answers(agent, one, "cut-1"), 60)
+    recut = cut(4, recut_of=base.digest)
+    controller.replan(recut)
+    eventually("the recut runs", lambda: agent.is_running(recut), 60)
+    eventually("the recut answers", lambda: is_offloading(agent, recut, "cut-1"), 60)
     weights = {piece.sha256 for cut_ in base.cut for file in cut_.slice.files[1:] for piece in file.chunks}
     assert weights and not weights.intersection(controller.chunks_sent)
 
@@ -132,16 +108,16 @@ def test_a_recut_replaces_its_base_on_both_sides_and_survives_a_restart(controll
     agent.extra = ("--broker", "127.0.0.1:9", "--offload", "127.0.0.1:9")
     agent.start()
     answer = agent.client.infer("tiny", FEEDS, deadline_s=20)
-    assert answer.report.release == one.digest
+    assert answer.report.release == recut.digest
     assert np.allclose(answer.outputs["probabilities"], WHOLE["probabilities"], rtol=1e-4, atol=1e-6)
 
 
-def test_a_thief_of_the_online_keys_changes_no_device(controller: Controller, agent: Process) -> None:
-    """Planner, director, snapshot and timestamp in one hand: another model, a privacy limit less, a node of his own.
+def test_stolen_online_keys_change_no_device(controller: RecutController, agent: AgentProcess) -> None:
+    """Planner, director, snapshot and timestamp in one hand: another model, a privacy limit less, another operator.
     Each is reported as failed with its reason; what ran goes on; the offload server loads none of it."""
-    base = controller.first()
+    base = controller.deploy_base()
     agent.start()
-    eventually("the base runs", lambda: agent.runs(base), 60)  # type: ignore[arg-type]
+    eventually("the base runs", lambda: agent.is_running(base), 60)
     honest = cut(4, recut_of=base.digest)
 
     for stolen, reason in (
@@ -150,12 +126,16 @@ def test_a_thief_of_the_online_keys_changes_no_device(controller: Controller, ag
         (cut(1, recut_of=base.digest, required_local_layers=()), "run elsewhere"),
         (honest.with_graph(1, lambda model: model.graph.node.pop()), "other operators"),
     ):
-        controller.steal(stolen)
-        eventually(f"it failed: {reason}", lambda one=stolen, why=reason: controller.failed(one, why), 60)
+        controller.replan_with_stolen_keys(stolen)
+        eventually(
+            f"it failed: {reason}",
+            lambda stolen=stolen, reason=reason: controller.has_reported(stolen, "failed", reason),
+            60,
+        )
         assert agent.client.infer("tiny", FEEDS, deadline_s=20).report.release == base.digest
         far = oip.remote_name(stolen.digest, CLASS, "cut-1")
         with pytest.raises(TrustError, match=reason):
-            controller.offload._models.model(far).half.load()
+            controller.offload.models.model(far).half.load()
 
     controller.replan(honest)
-    eventually("an honest recut runs", lambda: agent.runs(honest), 60)  # type: ignore[arg-type]
+    eventually("an honest recut runs", lambda: agent.is_running(honest), 60)

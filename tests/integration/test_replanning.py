@@ -25,7 +25,7 @@ POLICY = {"model": "digits", "mode": "auto", "least_devices": 1, "observe_s": 8.
 LOCAL = frozenset({"local"})
 
 
-def test_a_link_that_fades_and_comes_back_is_followed_without_a_word(cloud: Cloud) -> None:
+def test_automatic_replanning_follows_a_link_that_degrades_and_recovers(cloud: Cloud) -> None:
     """An emulated device at work, whose link a proxy throttles. With the policy `auto` the controller notices, says why
     and of whose measurements, and rolls out another cut that the planner signed: the device answers alone, and fetched
     no weight. That table has no row that leaves the device, and still the link is measured: when it is as before, the

@@ -88,7 +88,7 @@ def test_a_release_made_after_the_backup_is_not_replaced_by_it(tmp_path: Path) -
     up.end()
 
 
-def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_backup_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
     """Where no controller ever was."""
     words = ["--data", str(tmp_path / "none"), "backup", str(tmp_path / "x")]
     done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "p"}).invoke(cli, words)

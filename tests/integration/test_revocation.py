@@ -81,7 +81,7 @@ def test_a_revocation_outlives_the_controller(tmp_path: Path) -> None:
     own.end()
 
 
-def test_hardware_that_is_replaced_is_thrown_off_when_the_other_enrols(up: Up, tmp_path: Path) -> None:
+def test_replaced_hardware_is_disconnected_when_the_new_one_enrols(up: Up, tmp_path: Path) -> None:
     """A claim without --replace is refused and changes nothing."""
     old = enrolled(up, "pi-door", tmp_path)
     body = {"device": "pi-door", "device_class": "raspberrypi3b+"}
@@ -99,7 +99,7 @@ def test_hardware_that_is_replaced_is_thrown_off_when_the_other_enrols(up: Up, t
     new.session.stop()
 
 
-def test_two_cards_of_one_identity_are_told(up: Up, tmp_path: Path) -> None:
+def test_two_devices_of_one_identity_are_reported(up: Up, tmp_path: Path) -> None:
     """They throw each other off; the controller says so of the device, and in its events."""
     first = enrolled(up, "pi-copy", tmp_path, start="one")
     second = first.again(start="two")
@@ -119,7 +119,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "keys")
 
 
-def test_an_offload_servers_open_connection_does_not_outlive_the_right(authority: Authority, tmp_path: Path) -> None:
+def test_an_open_offload_connection_is_refused_after_revocation(authority: Authority, tmp_path: Path) -> None:
     """Answered until the list changes, and 403 from then on, on the same connection; others are served."""
     listed = tmp_path / "revoked.pem"
     listed.write_bytes(authority.revocation_list([]))
@@ -150,7 +150,7 @@ def ready(connection: Connection) -> Reply:
     return connection.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
 
 
-def test_a_list_that_is_none_keeps_an_offload_server_from_starting(authority: Authority, tmp_path: Path) -> None:
+def test_an_offload_server_does_not_start_with_an_invalid_revocation_list(authority: Authority, tmp_path: Path) -> None:
     """Missing, garbage, another authority's."""
     listed = tmp_path / "revoked.pem"
     with pytest.raises(UsageError, match="cannot read the revocation list"):
@@ -256,7 +256,7 @@ def test_the_operators_token_alone_opens_nothing(up: Up, tmp_path: Path) -> None
     for shown, said in ((credentials(folder), "'pi-nosy' was shown"), (None, "none was shown")):
         tls = shown.client_context() if shown else enrolment_context((up.data / "ca.pem").read_text())
         with pytest.raises(UsageError, match=said):
-            ControllerClient(up.told["api_url"], token, tls).get("/v1/devices")
+            ControllerClient(up.addresses["api_url"], token, tls).get("/v1/devices")
 
 
 def test_a_device_that_was_away_for_longer_than_its_certificate_comes_back(up: Up, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_certificate_is_renewed_at_two_thirds_of_its_life(now: float, left_s: 
     assert certificate_renewal.due_in_s(0.0, 300.0, now) == pytest.approx(left_s)
 
 
-def test_messages_of_older_agents_are_still_understood() -> None:
+def test_birth_messages_of_older_agents_are_accepted() -> None:
     """A birth without the marks of its start and certificate."""
     raw = messages.encode(messages.Birth(1, 0.1, "0.1", "raspberrypi4", False, "http://127.0.0.1:1"))
     assert messages.decode(raw, messages.Birth).start_id == ""

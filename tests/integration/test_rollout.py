@@ -67,7 +67,7 @@ def test_a_canary_runs_first_and_the_rest_follow_when_approved(cloud: Cloud, fle
     assert answer.outputs["probabilities"].shape == (1, 10)
 
 
-def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) -> None:
+def test_a_device_that_is_off_does_not_delay_a_rollout(cloud: Cloud, fleet: list[Agent]) -> None:
     """Its process is killed: the other runs the release, and a newer deployment goes out at once. The device runs the
     newest when it is back, and has never heard of the one between."""
     off, on = fleet
@@ -87,7 +87,7 @@ def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) 
     assert older["state"] == "finished" and older["superseded_by"] == newer["rollout"]
 
 
-def test_a_gate_judges_what_the_canary_answers_and_sends_it_back(cloud: Cloud, fleet: list[Agent]) -> None:
+def test_a_failed_gate_rolls_the_canary_back(cloud: Cloud, fleet: list[Agent]) -> None:
     """The canary runs the release well, but not as fast as was asked for (no device is): once it has answered a few
     requests it goes back by our word, the other is never told, and the rollout has failed, with the figure."""
     before = runs(cloud, "cam-1")

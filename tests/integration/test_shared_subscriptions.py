@@ -28,7 +28,7 @@ def say(session: Session, count: int) -> None:
         session.publish(SAID, str(number).encode(), qos=1, wait_s=PATIENCE_S)
 
 
-def test_two_processes_hear_each_message_once(world: BrokerHarness) -> None:
+def test_two_processes_receive_each_message_once(world: BrokerHarness) -> None:
     """Whatever one of them does not get, the other gets."""
     shared = f"$share/{world.authority.derive_secret('shared subscriptions')}/edgesplit/v1/+/telemetry"
     ended = "edgesplit/v1/cam-1/reported"

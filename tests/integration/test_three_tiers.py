@@ -178,7 +178,7 @@ def test_a_part_on_each_tier_answers_as_the_whole_model(tiers: Tiers) -> None:
         assert 0 < report.next_tier_server_s <= report.next_tier_s <= report.remote_s
 
 
-def test_with_the_cloud_cut_off_the_gateway_finishes(tiers: Tiers) -> None:
+def test_the_gateway_finishes_while_the_cloud_is_cut_off(tiers: Tiers) -> None:
     """It has the far slices too: the device gets its help all the same, and hears why. Back, the cloud helps again."""
     tiers.deploy_on_three()
     tiers.helped_by_both()
@@ -257,7 +257,7 @@ def _refusal(answer: tuple[int, str]) -> str:
     return answer[1] if answer[0] == 403 else ""
 
 
-def test_what_is_no_gateway_gets_no_servers_certificate(tiers: Tiers) -> None:
+def test_only_a_gateway_gets_a_server_certificate(tiers: Tiers) -> None:
     """A device that was not claimed as a gateway may not serve others, whatever its command line says."""
     port = free_port()
     upstart = tiers.cloud.agent("upstart", "raspberrypi4", "--gateway", f"127.0.0.1:{port}")
@@ -266,7 +266,7 @@ def test_what_is_no_gateway_gets_no_servers_certificate(tiers: Tiers) -> None:
     assert not (upstart.data / "gateway" / "certificate.pem").exists()
 
 
-def test_a_device_can_be_led_to_the_cloud_again(tiers: Tiers) -> None:
+def test_a_device_can_be_pointed_back_to_the_cloud(tiers: Tiers) -> None:
     """`device gateway NAME none`: it asks the cloud itself, for the same release; the gateway forgets what it kept."""
     made = tiers.deploy_on_three()
     tiers.helped_by_both()

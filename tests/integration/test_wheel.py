@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def test_the_wheel_holds_every_room_and_what_they_read(wheel: Path) -> None:
+def test_the_wheel_contains_every_package_and_its_data_files(wheel: Path) -> None:
     """Every module of every package, device profiles, type marker, the demo's model and the dashboard, where it was
     built; no test and no cache."""
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -121,8 +121,8 @@ class Up:
         return status
 
     @property
-    def told(self) -> dict[str, Any]:
-        """controller.json."""
+    def addresses(self) -> dict[str, Any]:
+        """Contents of controller.json."""
         found: dict[str, Any] = json.loads((self.data / "controller.json").read_text())
         return found
 
@@ -141,7 +141,7 @@ class Up:
         bare = enrolment_context((self.data / "ca.pem").read_text())
         shows = as_ or (self.shown("operator") if token is not None else None)
         context = shows.client_context() if shows else bare
-        host, port = self.told["api_url"].removeprefix("https://").split(":")
+        host, port = self.addresses["api_url"].removeprefix("https://").split(":")
         connection = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
         raw = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
         kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"

@@ -90,7 +90,7 @@ class Dashboard:
     @property
     def url(self) -> str:
         """Where the pages are."""
-        return str(self.up.told["api_url"])
+        return str(self.up.addresses["api_url"])
 
     def page(self, *parts: str) -> str:
         """The address of a page."""

@@ -200,7 +200,7 @@ class Machine:
         self.loaded: list[str] = []
         self.sent: list[str] = []
         self.reports: list[tuple[int, tuple[ModelState, ...], str, str]] = []
-        self.told: Callable[[Any], None] = lambda what: None
+        self.on_promise: Callable[[Any], None] = lambda what: None
         self.steps: list[Step] = []
         self.connected = False
         self.folder = DataFolder(folder)
@@ -245,7 +245,7 @@ class Machine:
                 raise LinkError(f"nobody has {sha256[:12]}")
             self.sent.append(sha256)
             keep([(sha256, self.source.chunks[sha256])])
-            self.told(("chunk", sha256))
+            self.on_promise(("chunk", sha256))
 
     def report(
         self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
@@ -283,7 +283,7 @@ class Machine:
         step = self.updater.run_step()
         if step is not None:
             self.steps.append(step)
-            self.told(("runs", self.running))
+            self.on_promise(("runs", self.running))
         return step
 
     def settle(self, until: Callable[[Machine], bool] = lambda self: False, hours: float = 1.0) -> Machine:
@@ -299,7 +299,7 @@ class Machine:
                 self.time = wake
         raise AssertionError(f"it never settles: {self.steps[-12:]}")
 
-    def asked(self, times: int = 1, x: Tensor = INPUT) -> list[Exception]:
+    def failed_requests(self, times: int = 1, x: Tensor = INPUT) -> list[Exception]:
         """Requests of an application, and what they failed with."""
         errors = []
         for _ in range(times):

@@ -39,7 +39,7 @@ OTHER_DIGEST = "b" * 64
 
 
 @dataclass
-class LaneWorld:
+class DirectAccessHarness:
     """Serves model `one`. `asked`: paths that applications sent to the endpoint."""
 
     folder: Path
@@ -108,9 +108,9 @@ class LaneWorld:
 
 
 @contextmanager
-def lane_world(folder: Path, nodes: list[NodeProto]) -> Iterator[LaneWorld]:
+def lane_world(folder: Path, nodes: list[NodeProto]) -> Iterator[DirectAccessHarness]:
     """With that model."""
-    own = LaneWorld(folder)
+    own = DirectAccessHarness(folder)
     try:
         own.serve(nodes)
         yield own

@@ -15,12 +15,12 @@ from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_partitioner.onnx_format.export import SlicePart, merge_slices
 from support import onnx_models as tiny
-from support.recut_repository import Made
+from support.recut_repository import CutRelease
 
 Array = np.ndarray[Any, Any]
 
 
-def far_half(one: Made, row: Row) -> onnx.ModelProto:
+def far_half(one: CutRelease, row: Row) -> onnx.ModelProto:
     """The row's slices as one model."""
     parts = [
         SlicePart(cut.slice, cut.files["graph.onnx"], cut.files.get("weights.bin", b""))
@@ -30,7 +30,7 @@ def far_half(one: Made, row: Row) -> onnx.ModelProto:
     return merge_slices(one.manifest, row, parts, "half")
 
 
-def near_half(one: Made, row: Row, folder: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def near_half(one: CutRelease, row: Row, folder: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Every tensor once the device's slices, and then the far ones, have run one by one."""
     tiny.write_slices(folder, one.cut)
     programs = load_slices(one.manifest, lambda name: folder / name, OnnxRuntime())

@@ -178,7 +178,7 @@ def _some(sock: socket.socket) -> bytes:
 
 
 @dataclass
-class OffloadWorld:
+class OffloadHarness:
     """A real engine, a wire, and a real offload server."""
 
     engine: Engine
@@ -213,7 +213,7 @@ def offload_world(
     between: Callable[[int], contextlib.AbstractContextManager[int]] | None = None,
     idle_probe_s: float | None = None,
     **settings: object,
-) -> Iterator[OffloadWorld]:
+) -> Iterator[OffloadHarness]:
     """Rows by name; the cut is always predicted the best. `between` puts something more before the wire, by port. The
     link is watched where `idle_probe_s` says how often: else what a wire carries is a test's requests alone."""
     release = HandmadeRelease(folder)
@@ -228,7 +228,7 @@ def offload_world(
         if idle_probe_s is not None:
             engine.start()
         try:
-            yield OffloadWorld(engine, wire, remote)
+            yield OffloadHarness(engine, wire, remote)
         finally:
             engine.stop()
             wire.stop()

@@ -46,8 +46,8 @@ MLSERVER = Manners(binary=False, echoes_id=False)
 
 
 @dataclass
-class Seen:
-    """What came in."""
+class ReceivedRequests:
+    """What the server received."""
 
     models: list[str] = field(default_factory=list)
     codings: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class ForeignServerHere:
     def __init__(self, manners: Manners, repository: Path | None = None) -> None:
         self.manners = manners
         self.sessions: dict[str, Any] = {}
-        self.seen = Seen()
+        self.seen = ReceivedRequests()
         for home in sorted(repository.iterdir()) if repository else []:
             self.add(home.name, (home / "1" / "model.onnx").read_bytes())
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())

@@ -75,8 +75,8 @@ class Listener:
         return found
 
 
-class Elsewhere:
-    """A mosquitto that somebody else runs, from the files that `edgectl up --print-broker-config` writes."""
+class ExternalMosquitto:
+    """A mosquitto that no controller started, from the files that `edgectl up --print-broker-config` writes."""
 
     def __init__(self, authority: Authority) -> None:
         self.port = find_free_port("127.0.0.1")
@@ -113,7 +113,7 @@ class BrokerHarness:
         self.folder = folder
         self.authority = Authority(folder / "ca")
         own = Broker(folder / "broker", self.server, 0)
-        self.broker: Any = Elsewhere(self.authority) if elsewhere else own
+        self.broker: Any = ExternalMosquitto(self.authority) if elsewhere else own
         self._listeners: list[Listener] = []
 
     @property

@@ -26,7 +26,7 @@ How = Literal["lost", "kept", "any"]
 
 
 @dataclass(frozen=True)
-class Made:
+class Created:
     """A new file, folder or symbolic link."""
 
     folder: int
@@ -81,13 +81,13 @@ class Synced:
 
 
 @dataclass(frozen=True)
-class Told:
-    """Nothing on disk: what had been promised to somebody by this moment."""
+class Promised:
+    """No operation on disk: marks what had been promised to a peer by this moment."""
 
     what: Any
 
 
-Operation = Made | Linked | Renamed | Removed | Wrote | Resized | Synced | Told
+Operation = Created | Linked | Renamed | Removed | Wrote | Resized | Synced | Promised
 Tree = dict[str, "bytes | Kind | tuple[str]"]
 """By relative path: a file's bytes, `folder`, or a link's target in a tuple."""
 
@@ -117,7 +117,7 @@ class Disk:
 
     def apply(self, op: Operation) -> None:
         """As a disk that never loses anything. What an operation needs and is lost already is not made up for."""
-        if isinstance(op, Made):
+        if isinstance(op, Created):
             self.folders.setdefault(op.folder, {})[op.name] = op.node
             if op.kind == "folder":
                 self.folders.setdefault(op.node, {})
@@ -141,7 +141,7 @@ def touched(op: Operation) -> tuple[int, ...]:
     """The nodes that must be fsynced for this to be sure."""
     if isinstance(op, Renamed):
         return tuple({op.folder, op.to_folder})
-    if isinstance(op, Made | Linked | Removed):
+    if isinstance(op, Created | Linked | Removed):
         return (op.folder,)
     return (op.node,) if isinstance(op, Wrote | Resized) else ()
 
@@ -164,9 +164,9 @@ def after_cut(start: Disk, log: Sequence[Operation], cut: int, how: How, rng: ra
     for op in reversed(keep):
         disk.apply(op)
     for op in log[:cut]:  # a node that was made is a node, though its name may be lost
-        if isinstance(op, Made) and op.kind == "folder":
+        if isinstance(op, Created) and op.kind == "folder":
             disk.folders.setdefault(op.node, {})
-        elif isinstance(op, Made) and op.kind == "link":
+        elif isinstance(op, Created) and op.kind == "link":
             disk.links.setdefault(op.node, op.target)
     return disk
 
@@ -244,12 +244,12 @@ class Recorder:
     def tell(self, what: Any) -> None:
         """Mark this moment."""
         with self._lock:
-            self.log.append(Told(what))
+            self.log.append(Promised(what))
 
     @property
     def changes(self) -> int:
         """How many operations on the disk there were."""
-        return sum(not isinstance(op, Told) for op in self.log)
+        return sum(not isinstance(op, Promised) for op in self.log)
 
     # The stand-ins
 
@@ -323,7 +323,7 @@ class Recorder:
                 if not flags & os.O_CREAT:
                     return int(real(path, flags, mode, dir_fd=dir_fd))
                 node = max(self._nodes.values()) + 1
-                fd = int(self._do(Made(folder, name, node, "file"), lambda: real(path, flags, mode, dir_fd=dir_fd)))
+                fd = int(self._do(Created(folder, name, node, "file"), lambda: real(path, flags, mode, dir_fd=dir_fd)))
                 self._nodes[os.fstat(fd).st_ino] = node
                 return fd
             if flags & os.O_EXCL or not flags & os.O_TRUNC:
@@ -411,7 +411,7 @@ class Recorder:
                 real()
                 return
             node = max(self._nodes.values()) + 1
-            self._do(Made(place[0], place[1], node, kind, target), real)
+            self._do(Created(place[0], place[1], node, kind, target), real)
             self._nodes[os.lstat(place[2]).st_ino] = node
 
     def _mkdir_(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:

@@ -35,7 +35,7 @@ def chunk_of(data: bytes) -> Chunk:
 
 
 @dataclass(frozen=True)
-class Made:
+class CutRelease:
     """A release with the bytes of its slices' files."""
 
     manifest: Manifest
@@ -55,25 +55,25 @@ class Made:
         runs = {name: bytes(run) for name, run in chunk_bytes(self.cut).items()}
         return {**runs, **{chunk_of(data).sha256: data for data in self.golden}}
 
-    def with_(self, **changes: Any) -> Made:
+    def with_(self, **changes: Any) -> CutRelease:
         """Its manifest with these fields in place of its own."""
         return replace(self, manifest=msgspec.structs.replace(self.manifest, **changes))
 
-    def with_plan(self, device_class: str = CLASS, **changes: Any) -> Made:
+    def with_plan(self, device_class: str = CLASS, **changes: Any) -> CutRelease:
         plans = self.manifest.plans
         changed = msgspec.structs.replace(plans[CLASS], device_class=device_class, **changes)
         return self.with_(plans={**({} if device_class == CLASS else plans), device_class: changed})
 
-    def with_rows(self, change: Callable[[Row], Row]) -> Made:
+    def with_rows(self, change: Callable[[Row], Row]) -> CutRelease:
         return self.with_plan(rows=tuple(change(row) for row in self.manifest.plans[CLASS].rows))
 
-    def with_slice(self, place: int, **changes: Any) -> Made:
+    def with_slice(self, place: int, **changes: Any) -> CutRelease:
         """One slice described otherwise; its files stay."""
         cut = [*self.cut]
         cut[place] = replace(cut[place], slice=msgspec.structs.replace(cut[place].slice, **changes))
         return replace(self, cut=tuple(cut)).with_(slices=tuple(one.slice for one in cut))
 
-    def with_files(self, place: int, **files: bytes) -> Made:
+    def with_files(self, place: int, **files: bytes) -> CutRelease:
         """One slice's files with these in place of its own (`graph`, `weights`), rightly described."""
         whole = {**self.cut[place].files, **{NAMES[name]: data for name, data in files.items()}}
         described = tuple(slice_file(name, split_into_chunks(data)) for name, data in whole.items())  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class Made:
         cut[place] = replace(cut[place], runs={name: split_into_chunks(data) for name, data in whole.items()})
         return replace(changed, cut=tuple(cut))
 
-    def with_graph(self, place: int, change: Callable[[onnx.ModelProto], object]) -> Made:
+    def with_graph(self, place: int, change: Callable[[onnx.ModelProto], object]) -> CutRelease:
         """One slice's graph after `change`, rightly described."""
         model = onnx.load_model_from_string(self.cut[place].files["graph.onnx"])
         change(model)
@@ -92,14 +92,14 @@ class Made:
 NAMES = {"graph": "graph.onnx", "weights": "weights.bin"}
 
 
-def made(
+def build_release(
     model: str = "chain",
     *sets: Iterable[str],
     private_tensors: Sequence[str] = ("image",),
     required_local_layers: Sequence[str] = (),
     recut_of: str = "",
     golden: tuple[bytes, bytes] = GOLDEN,
-) -> Made:
+) -> CutRelease:
     """That model of `onnx_models`, cut so that each of these sets of layers can be on the device."""
     prepared = tiny.prepared(model)
     graph = prepared.graph
@@ -123,7 +123,7 @@ def made(
         fingerprint=None if recut_of else fingerprint_file(fingerprint),
         recut_of=recut_of,
     )
-    return Made(manifest, tuple(cut), golden)
+    return CutRelease(manifest, tuple(cut), golden)
 
 
 def fingerprint_for(model: str) -> Any:
@@ -150,18 +150,18 @@ class RecutHarness(TrustHarness):
         super().__init__(folder)
         self.layers = [layer.name for layer in tiny.prepared(self.model).graph.layers]
         self.kept: dict[str, Any] = {"required_local_layers": self.layers[:1], **plan}
-        self.base = made(self.model, self.layers[:2], **self.kept)
+        self.base = build_release(self.model, self.layers[:2], **self.kept)
         self.publish(self.base)
 
-    def publish(self, one: Made) -> str:
+    def publish(self, one: CutRelease) -> str:
         """Sign with the release key."""
         self.repository.add_fingerprint(encode_fingerprint(fingerprint_for(self.model)))
         return self.repository.add_release(one.raw)
 
-    def recut(self, *after: int, **plan: Any) -> Made:
+    def recut(self, *after: int, **plan: Any) -> CutRelease:
         """The base cut after these numbers of layers."""
         sets = [self.layers[:count] for count in after or (4,)]
-        return made(self.model, *sets, recut_of=self.base.digest, **{**self.kept, **plan})
+        return build_release(self.model, *sets, recut_of=self.base.digest, **{**self.kept, **plan})
 
     def steal(self, raw: bytes, path: str = "") -> str:
         """What a thief does: sign whatever it is with the planner's key, and publish it; returns its digest."""
@@ -185,14 +185,14 @@ class RecutHarness(TrustHarness):
     def encoded(fingerprint: Any) -> bytes:
         return encode_fingerprint(fingerprint)
 
-    def stolen_proof(self, one: Made) -> dict[str, bytes]:
+    def stolen_proof(self, one: CutRelease) -> dict[str, bytes]:
         """What lies beside that release once the thief has signed it."""
         if one.digest not in self.repository.recuts():
             self.steal(one.raw)
         return self.repository.proof(one.digest)
 
 
-def plant(folder: Path, one: Made, proof: Mapping[str, bytes]) -> None:
+def plant(folder: Path, one: CutRelease, proof: Mapping[str, bytes]) -> None:
     """The release as files, written by nobody who checks."""
     home = folder / one.digest
     files = {"manifest.json": one.raw, **{f"proof/{name}": raw for name, raw in proof.items()}}

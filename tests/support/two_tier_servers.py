@@ -1,4 +1,4 @@
-"""Two real offload servers of one release, a gateway's and the cloud's, and a wire between that a test may spoil."""
+"""Two real offload servers of one release, the gateway's and the cloud's, and a proxy between them for faults."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Tier(HandmadeRelease):
         return super().open(digest)
 
 
-class Wire:
-    """Stands where the gateway asks the cloud: hands on what comes, and lets a script spoil the answer."""
+class CloudProxy:
+    """A proxy between gateway and cloud that forwards requests and lets a script change the answer."""
 
     def __init__(self, cloud: OffloadServer) -> None:
         self._cloud = OffloadClient(cloud.url)
         self.script: Script = lambda request, good: good
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.held = threading.Event()
         self.let_go = threading.Event()
         self._server = Server(self._handle)
@@ -86,7 +86,7 @@ class Wire:
     def _handle(self, request: Request) -> Response:
         if request.method == "GET":
             return self.script(request, Response())
-        self.asked.append(request)
+        self.requests.append(request)
         kept = ("content-type", "content-encoding", oip.HEADER_LENGTH)
         headers = {name: request.headers[name] for name in kept if name in request.headers}
         got = self._cloud.relay(request.path, headers, request.body, CancellableCall(), PATIENCE_S)
@@ -101,7 +101,7 @@ class Wire:
         return good
 
     def go(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.stop(0.5)
 
     def stop(self) -> None:
@@ -114,18 +114,18 @@ class Wire:
         self._server.start()
 
 
-class World:
-    """A gateway's server, a wire, the cloud's server."""
+class GatewayHarness:
+    """The gateway's server, a proxy and the cloud's server."""
 
     def __init__(self, folder: Path) -> None:
         self.here, self.there = Tier(folder / "gateway"), Tier(folder / "cloud")
         self.cloud = OffloadServer(Path("unused"), b"", open_release=self.there.open)
         self.cloud.start()
-        self.wire = Wire(self.cloud)
+        self.proxy = CloudProxy(self.cloud)
         self.gateway = self.start_gateway()
 
     def start_gateway(self) -> OffloadServer:
-        next_tier = NextTier(OffloadClient(f"http://127.0.0.1:{self.wire.port}"))
+        next_tier = NextTier(OffloadClient(f"http://127.0.0.1:{self.proxy.port}"))
         server = OffloadServer(Path("unused"), b"", open_release=self.here.open, next_tier=next_tier)
         server.start()
         return server
@@ -146,9 +146,9 @@ class World:
         return reply.headers.get(HOP_CAUSE_HEADER, "")
 
     def stop(self) -> None:
-        self.wire.let_go.set()
+        self.proxy.let_go.set()
         self.gateway.stop(1.0)
-        self.wire.stop()
+        self.proxy.stop()
         self.cloud.stop(1.0)
 
 

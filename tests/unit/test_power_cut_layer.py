@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgesplit.atomic_files import make_folders, remove_partial_files, write_durably
-from support.power_cut import Disk, How, Recorder, Told, after_cut, read_tree
+from support.power_cut import Disk, How, Promised, Recorder, after_cut, read_tree
 
 
 def lost(recorder: Recorder, cut: int | None = None, how: How = "lost") -> dict[str, object]:
@@ -99,7 +99,7 @@ def test_a_new_folder_survives_with_what_was_written_into_it(tmp_path: Path) -> 
         write_durably(tmp_path / "chunks" / "aa" / "aabb", b"chunk")
         recorder.tell("kept")
         make_folders(tmp_path / "trust" / "cache")
-    assert lost(recorder, recorder.log.index(Told("kept"))) == {
+    assert lost(recorder, recorder.log.index(Promised("kept"))) == {
         "chunks": "folder", "chunks/aa": "folder", "chunks/aa/aabb": b"chunk",
     }  # fmt: skip
     assert lost(recorder)["trust/cache"] == "folder"

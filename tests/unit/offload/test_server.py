@@ -70,8 +70,8 @@ def test_each_row_is_a_model_of_its_own(serving: Callable[..., OffloadServer], r
     assert release.asked == {"s01-head": 1, "s02-tail": 1}
 
 
-def test_a_row_that_is_local_or_of_a_later_day_is_not_run(serving: Callable[..., OffloadServer]) -> None:
-    """No far half: not found. A codec not spoken here: an error of ours, not of the client."""
+def test_a_local_row_or_an_unknown_codec_is_not_run(serving: Callable[..., OffloadServer]) -> None:
+    """Without a remote half: not found. A codec that this version does not have: a server error, not the client's."""
     server = serving()
     assert error(ask(server, LOCAL)) == (404, "row 'local' has no remote half")
     status, text = error(ask(server, LATER))
@@ -99,7 +99,7 @@ def test_a_rows_metadata_names_what_travels(serving: Callable[..., OffloadServer
     ]  # fmt: skip
 
 
-def test_seconds_and_load_are_told(serving: Callable[..., OffloadServer]) -> None:
+def test_responses_report_seconds_and_load(serving: Callable[..., OffloadServer]) -> None:
     """On every response, errors included."""
     server = serving()
     for reply in (ask(server), ask(server, "nothing"), post(server, "/v2/edgesplit/probe", bytes(10_000))):
@@ -200,7 +200,7 @@ def test_full_queue_is_503_with_retry_after(serving: Callable[..., OffloadServer
     threads[0].start()
     assert gate.begun.acquire(timeout=PATIENCE_S)
     threads[1].start()
-    while not server._scheduler.waiting:
+    while not server.scheduler.waiting:
         threading.Event().wait(0.002)
     refused = ask(server)
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -211,8 +211,10 @@ def test_full_queue_is_503_with_retry_after(serving: Callable[..., OffloadServer
     assert max(float(reply.headers["edgesplit-load"]) for reply in replies) > 1
 
 
-def test_one_whose_time_is_up_in_the_queue_is_not_run(serving: Callable[..., OffloadServer], gate: Gate) -> None:
-    """The request's own `timeout` bounds its wait: 504, and no work for nobody."""
+def test_a_request_whose_deadline_passes_in_the_queue_is_not_run(
+    serving: Callable[..., OffloadServer], gate: Gate
+) -> None:
+    """The request's own `timeout` bounds its wait: 504, and the model does not run for it."""
     server = serving(runtime=gate, at_once=1)
     gate.leave.clear()
     first = threading.Thread(target=ask, args=(server,))
@@ -224,8 +226,8 @@ def test_one_whose_time_is_up_in_the_queue_is_not_run(serving: Callable[..., Off
     assert gate.runs == 1
 
 
-def test_one_whose_client_has_gone_is_not_run(serving: Callable[..., OffloadServer], gate: Gate) -> None:
-    """A request that waits when its client leaves gives up its place."""
+def test_a_queued_request_whose_client_has_gone_is_not_run(serving: Callable[..., OffloadServer], gate: Gate) -> None:
+    """It gives up its place in the queue."""
     server = serving(runtime=gate, at_once=1)
     gate.leave.clear()
     first = threading.Thread(target=ask, args=(server,))
@@ -237,16 +239,16 @@ def test_one_whose_client_has_gone_is_not_run(serving: Callable[..., OffloadServ
         lengths = [f"content-length: {len(body)}", f"{oip.HEADER_LENGTH}: {length}"]
         head = "\r\n".join([f"POST /v2/models/{CUT}/infer HTTP/1.1", *lengths, "", ""])
         leaving.sendall(head.encode() + body)
-        while not server._scheduler.waiting:
+        while not server.scheduler.waiting:
             threading.Event().wait(0.002)
-    while server._scheduler.waiting:
+    while server.scheduler.waiting:
         threading.Event().wait(0.002)
     gate.leave.set()
     first.join(PATIENCE_S)
     assert gate.runs == 1
 
 
-def test_bodies_at_a_time_are_bounded(
+def test_bytes_of_concurrent_bodies_are_bounded(
     serving: Callable[..., OffloadServer], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of one server together: beyond that 503 with Retry-After before a byte of it is read; then there is room."""
@@ -276,7 +278,7 @@ def test_a_body_may_not_grow_beyond_what_its_model_takes(serving: Callable[..., 
     assert error(reply) == (400, "compressed body: more than 1048704 bytes when decoded")
 
 
-def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer], gate: Gate) -> None:
+def test_concurrent_first_requests_load_each_slice_once(serving: Callable[..., OffloadServer], gate: Gate) -> None:
     """First use by many threads opens the release once and loads each slice once."""
     server = serving(runtime=gate, at_once=4, waiting=100)
     threads = [threading.Thread(target=ask, args=(server, model), kwargs=inputs)
@@ -288,8 +290,10 @@ def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer]
     assert sorted(gate.loads) == ["s01-head", "s02-tail"]
 
 
-def test_releases_are_let_go_when_there_are_too_many(release: HandmadeRelease, gate: Gate) -> None:
-    """The one that was not used for longest goes; it is opened again when it is asked for."""
+def test_the_least_recently_used_release_is_closed_when_there_are_too_many(
+    release: HandmadeRelease, gate: Gate
+) -> None:
+    """It is opened again on demand."""
     opened: list[str] = []
     own = repository.ModelRepository(
         lambda digest: (opened.append(digest[:2]), release)[1], gate, SliceCache(), most_releases=2
@@ -315,7 +319,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> object:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-def test_mutual_tls_lets_only_our_own_in(serving: Callable[..., OffloadServer], authority: object) -> None:
+def test_mutual_tls_admits_only_certificates_of_our_authority(
+    serving: Callable[..., OffloadServer], authority: object
+) -> None:
     """A device with our certificate is served over TLS; one without any is not, and the server lives on."""
     ours = authority.issue_server("offload", ["127.0.0.1", "localhost"])  # type: ignore[attr-defined]
     device = authority.issue_client("camera-1")  # type: ignore[attr-defined]
@@ -339,7 +345,9 @@ def test_mutual_tls_lets_only_our_own_in(serving: Callable[..., OffloadServer], 
             assert outputs(reply)["out"] == [2, 4, 6, 8]
 
 
-def test_only_the_operator_may_change_something(serving: Callable[..., OffloadServer], authority: object) -> None:
+def test_only_the_operator_may_load_unload_and_configure(
+    serving: Callable[..., OffloadServer], authority: object
+) -> None:
     """Over mutual TLS a device may look, and gets 403 for load, unload and settings; the operator's certificate may."""
     ours = authority.issue_server("offload", ["127.0.0.1", "localhost"])  # type: ignore[attr-defined]
     server = serving(tls=ours.server_context())
@@ -355,7 +363,7 @@ def test_only_the_operator_may_change_something(serving: Callable[..., OffloadSe
     assert statuses("operator", "POST", changes) == [200] * 3
 
 
-def test_a_client_that_crowds_others_out_hears_429(
+def test_a_client_beyond_its_fair_share_gets_429(
     serving: Callable[..., OffloadServer], gate: Gate, authority: object
 ) -> None:
     """By its certificate's name, while another waits; with Retry-After."""
@@ -376,7 +384,7 @@ def test_a_client_that_crowds_others_out_hears_429(
     for place, name in enumerate(("greedy", "greedy", "modest")):
         threads.append(threading.Thread(target=asked, args=(name,)))
         threads[-1].start()
-        while (server._scheduler.running, server._scheduler.waiting) != (1, place):
+        while (server.scheduler.running, server.scheduler.waiting) != (1, place):
             threading.Event().wait(0.002)
     refused = asked("greedy")
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
@@ -415,7 +423,7 @@ def test_the_process_says_where_it_listens_and_ends_cleanly(tmp_path: Path, numb
     assert process.end()[0] == 0
 
 
-def test_what_cannot_begin_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_failing_start_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     """A taken port, a missing root, half of the TLS files, plain text beyond loopback: exit code 2 and one line."""
     root = tmp_path / "root.json"
     root.write_text("{}")

@@ -47,7 +47,7 @@ from edgesplit_offload.models.repository import ModelRepository
 from edgesplit_offload.server import release_opener
 from edgesplit_partitioner.slicing import CutSlice
 from support import onnx_models as tiny
-from support.recut_repository import CLASS, Made, RecutHarness, made, plant
+from support.recut_repository import CLASS, CutRelease, RecutHarness, build_release, plant
 from support.signed_repository import DAY, DEVICE
 
 
@@ -74,11 +74,11 @@ def refreshed(world: RecutHarness, name: str = DEVICE) -> TrustStore:
     return store
 
 
-def write(world: RecutHarness, folder: Path, one: Made, proof: dict[str, bytes]) -> None:
+def write(world: RecutHarness, folder: Path, one: CutRelease, proof: dict[str, bytes]) -> None:
     write_release(folder, one.digest, one.raw, proof, one.chunks.__getitem__, bootstrap_root=world.bootstrap)
 
 
-def load_remotely(world: RecutHarness, folder: Path, one: Made) -> None:
+def load_remotely(world: RecutHarness, folder: Path, one: CutRelease) -> None:
     """As an offload server loads the far half of the first row."""
     shelf = ModelRepository(release_opener(folder, world.bootstrap), OnnxRuntime())
     shelf.model(oip.remote_name(one.digest, CLASS, one.manifest.plans[CLASS].rows[0].name)).half.load()
@@ -113,7 +113,7 @@ def test_every_kind_of_model_can_be_recut(name: str, tmp_path: Path) -> None:
     layers = [layer.name for layer in tiny.prepared(name).graph.layers]
     world = ModelRecutHarness(tmp_path, name)
     for count in range(len(layers) + 1):
-        one = made(name, layers[:count], private_tensors=(), recut_of=world.base.digest)
+        one = build_release(name, layers[:count], private_tensors=(), recut_of=world.base.digest)
         world.repository.add_recut(one.raw)
         write(world, tmp_path / "device", one, world.repository.proof(one.digest))
 
@@ -129,7 +129,7 @@ class ModelRecutHarness(RecutHarness):
 def test_a_recut_over_the_same_slices_needs_no_fingerprint(tmp_path: Path) -> None:
     """Where a model has no fingerprint (TFLite), rows may still be put together anew from the release's own slices."""
     world = RecutHarness(tmp_path)
-    base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
+    base = build_release("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
     world.publish(base)
     plan = base.manifest.plans[CLASS]
     fewer = base.with_(recut_of=base.digest, plans={CLASS: msgspec.structs.replace(plan, rows=plan.rows[1:])})
@@ -137,7 +137,7 @@ def test_a_recut_over_the_same_slices_needs_no_fingerprint(tmp_path: Path) -> No
     write(world, tmp_path / "device", fewer, refreshed(world).manifest_with_proof(fewer.digest, world.fetch)[1])
     load_remotely(world, tmp_path / "device", fewer)
 
-    cut_anew = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
+    cut_anew = build_release("chain", world.layers[:3], **world.kept, recut_of=base.digest)
     with pytest.raises(TrustError, match="needs the release key"):
         world.repository.add_recut(cut_anew.raw)
 
@@ -184,7 +184,7 @@ def test_an_installed_recut_survives_the_removal_of_its_base(world: RecutHarness
 
 # What a thief of the planner's key may try: the manifest
 
-Twist = Callable[[Made], Made]
+Twist = Callable[[CutRelease], CutRelease]
 
 
 def row(change: Callable[[Row], Row]) -> Twist:
@@ -195,7 +195,7 @@ def sends(*names: str) -> Twist:
     return row(lambda one: msgspec.structs.replace(one, sends=names) if one.sends else one)
 
 
-def moved_layer(one: Made) -> Made:
+def moved_layer(one: CutRelease) -> CutRelease:
     """A layer is said to be in the slice after the one that holds it."""
     first, second = (one.cut[place].slice.layers for place in (0, 1))
     return one.with_slice(0, layers=first[:-1]).with_slice(1, layers=(first[-1], *second))
@@ -203,12 +203,12 @@ def moved_layer(one: Made) -> Made:
 
 def earlier(*layers: str) -> Twist:
     """A cut after these layers, under a plan that says as the base's does what must stay."""
-    return lambda one: made("chain", layers, recut_of=one.manifest.recut_of, private_tensors=()).with_plan(
+    return lambda one: build_release("chain", layers, recut_of=one.manifest.recut_of, private_tensors=()).with_plan(
         private_tensors=("image",), required_local_layers=one.manifest.plans[CLASS].required_local_layers
     )
 
 
-def compiled(one: Made) -> Made:
+def compiled(one: CutRelease) -> CutRelease:
     forged = CompiledSlice(msgspec.structs.replace(one.cut[0].slice, name="tpu"), CLASS, (one.cut[0].slice.name,))
     return one.with_(compiled=(forged,))
 
@@ -325,7 +325,7 @@ def test_a_stolen_planner_key_can_only_sign_recuts(signed: RecutHarness, tmp_pat
         )
 
 
-def forged_proof(world: RecutHarness, one: Made) -> dict[str, bytes]:
+def forged_proof(world: RecutHarness, one: CutRelease) -> dict[str, bytes]:
     """All that the thief can lay beside it: the planner's word, and the true base."""
     honest = world.recut(4)
     world.repository.add_recut(honest.raw)
@@ -347,7 +347,7 @@ def raw_graph(place: int, change: Callable[[bytes], bytes]) -> Twist:
     return lambda one: one.with_files(place, graph=change(one.cut[place].files["graph.onnx"]))
 
 
-def other_weights(one: Made) -> Made:
+def other_weights(one: CutRelease) -> CutRelease:
     raw = bytearray(one.cut[0].files["weights.bin"])
     raw[17] ^= 1
     return one.with_files(0, weights=bytes(raw))
@@ -508,7 +508,7 @@ def test_a_slice_fetched_later_is_verified_too(signed: RecutHarness, tmp_path: P
     assert not (tmp_path / one.digest / "slices" / names[1]).exists()
 
 
-def sealed(one: Made) -> Made:
+def sealed(one: CutRelease) -> CutRelease:
     """The same with every slice encrypted."""
     closed = [encrypt_slice(cut.slice, cut.runs, b"s" * 32) for cut in one.cut]
     cut = tuple(CutSlice(*sealed) for sealed in closed)
@@ -516,18 +516,18 @@ def sealed(one: Made) -> Made:
 
 
 def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarness) -> None:
-    """Without the keys the content of a newly cut slice cannot be compared, so such a recut is refused, in clear as
-    encrypted; the release's own slices go into other tables as they are."""
-    base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(fingerprint=None)
+    """Nobody but who has the keys could compare what is in a slice of another cut, so that there is none: neither in
+    clear nor encrypted; its own slices go into other tables as they are."""
+    base = sealed(build_release("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(fingerprint=None)
     world.publish(base)
-    elsewhere = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
+    elsewhere = build_release("chain", world.layers[:3], **world.kept, recut_of=base.digest)
     for recut in (elsewhere, sealed(elsewhere)):
         with pytest.raises(TrustError, match="needs the release key"):
             world.repository.add_recut(recut.raw)
         world.steal(recut.raw)
         with pytest.raises(TrustError, match="needs the release key"):
             refreshed(world).manifest(recut.digest, world.fetch)
-    with_fingerprint = sealed(made("chain", world.layers[:2], **world.kept))
+    with_fingerprint = sealed(build_release("chain", world.layers[:2], **world.kept))
     world.publish(with_fingerprint)
     for recut in (elsewhere, sealed(elsewhere)):
         forged = recut.with_(recut_of=with_fingerprint.digest)
@@ -565,7 +565,7 @@ def test_a_recut_of_a_recut_is_refused(world: RecutHarness) -> None:
     """(f) Limits could be loosened step by step: the base is always what the release key signed."""
     first = world.recut(3)
     world.repository.add_recut(first.raw)
-    second = made("chain", world.layers[:5], **world.kept, recut_of=first.digest)
+    second = build_release("chain", world.layers[:5], **world.kept, recut_of=first.digest)
     with pytest.raises(TrustError, match="no recut of a release that the release key signed"):
         world.repository.add_recut(second.raw)
     world.steal(second.raw)
@@ -575,11 +575,11 @@ def test_a_recut_of_a_recut_is_refused(world: RecutHarness) -> None:
 
 def test_a_release_among_recuts_is_refused(world: RecutHarness) -> None:
     """(h) A first release of a model by the planner's key, under its own path and under the release key's."""
-    other = made("branches", private_tensors=())
+    other = build_release("branches", private_tensors=())
     world.steal(other.raw)
     with pytest.raises(TrustError, match="is no recut"):
         refreshed(world).manifest(other.digest, world.fetch)
-    late = made("quantised", private_tensors=())
+    late = build_release("quantised", private_tensors=())
     world.steal(late.raw, f"releases/{late.digest}.json")
     with pytest.raises(TrustError, match="not one that the release key signed"):
         refreshed(world).manifest(late.digest, world.fetch)

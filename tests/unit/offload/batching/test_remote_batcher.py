@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from time import monotonic
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pytest
@@ -56,10 +58,10 @@ class Gate:
 class Pair:
     """Two serving processes' servers, of which `other` gathers what `first` reads; `sever` breaks their link."""
 
-    def __init__(self, release: HandmadeRelease) -> None:
+    def __init__(self, release: HandmadeRelease, **silence: float) -> None:
         self.gates = Gate(), Gate()
         self.sought: list[str] = []
-        self.elsewhere = RemoteBatcher(self.sought.append)
+        self.elsewhere = RemoteBatcher(self.sought.append, **silence)
         self.first = OffloadServer(
             Path("unused"), b"", open_release=release.open, runtime=self.gates[0], elsewhere=self.elsewhere
         )
@@ -72,7 +74,7 @@ class Pair:
             self.half(server).run_times.enable_batching(GAINS)
 
     def half(self, server: OffloadServer) -> RemoteHalf:
-        return server._models.model(CUT).half
+        return server.models.model(CUT).half
 
     def link(self) -> None:
         """As the supervisor does it."""
@@ -83,7 +85,10 @@ class Pair:
     def sever(self) -> None:
         self.ours.shutdown(socket.SHUT_RDWR)
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for gate in self.gates:
             gate.may_run.set()
         for server in (self.first, self.other):
@@ -92,9 +97,8 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(HandmadeRelease(tmp_path))
-    yield made
-    made.stop()
+    with Pair(HandmadeRelease(tmp_path)) as servers:
+        yield servers
 
 
 def ask(server: OffloadServer, timeout_us: int = 0) -> Reply:
@@ -136,8 +140,9 @@ def begins(gate: Gate) -> None:
     assert gate.begun.acquire(timeout=PATIENCE_S)
 
 
-def test_until_it_is_known_who_gathers_a_kind_its_requests_run_where_they_are_read(pair: Pair) -> None:
-    """The supervisor is asked, and nobody waits for what it says; where it is this process itself, that is all."""
+def test_requests_run_locally_until_the_batcher_of_their_kind_is_known(pair: Pair) -> None:
+    """The supervisor is asked for the batcher without waiting for its answer; if it is this process, nothing else
+    happens."""
     assert answered(ask(pair.first)) and answered(ask(pair.first))
     assert pair.sought == [pair.half(pair.first).kind]
     begins(pair.gates[0])
@@ -147,7 +152,7 @@ def test_until_it_is_known_who_gathers_a_kind_its_requests_run_where_they_are_re
 
 
 def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair: Pair) -> None:
-    """Both wait for the run that is on, and are in the next one together."""
+    """Requests of both processes wait for the active run, and are batched in the next one."""
     pair.link()
     pair.gates[1].may_run.clear()
     blocking, first = asking(pair.other, 1)
@@ -155,7 +160,7 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     beside, second = asking(pair.first, 1)  # as many as run: it begins beside
     begins(pair.gates[1])
     others = [asking(server, 2) for server in (pair.first, pair.other)]
-    until(lambda: pair.other._scheduler.waiting == 4)
+    until(lambda: pair.other.scheduler.waiting == 4)
     pair.gates[1].may_run.set()
     for threads in (blocking, beside, others[0][0], others[1][0]):
         for one in threads:
@@ -163,17 +168,17 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     replies = [*first, *second, *others[0][1], *others[1][1]]
     assert len(replies) == 6 and all(map(answered, replies))
     assert not pair.gates[0].begun.acquire(blocking=False)
-    (told,) = pair.first._statistics.snapshot()
+    (told,) = pair.first.statistics.snapshot()
     assert told["inference_count"] == 3
-    executions = [server._statistics.snapshot()[0]["execution_count"] for server in (pair.first, pair.other)]
+    executions = [server.statistics.snapshot()[0]["execution_count"] for server in (pair.first, pair.other)]
     assert sum(executions) == 3
 
 
 @pytest.mark.parametrize("reader", ["first", "other"])
-def test_who_asks_again_and_again_is_known_to_the_process_that_gathers(
+def test_batcher_recognises_a_returning_client_whichever_process_reads_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
-    """By its connection, whichever process reads it: others that share its runs may wait for it."""
+    """A client is recognised by its connection, so that a batch may wait for its next request."""
     monkeypatch.setattr(arrivals, "LONGEST_S", 60.0)
     pair.link()
     with closing(Connection("127.0.0.1", getattr(pair, reader).port)) as connection:
@@ -182,8 +187,8 @@ def test_who_asks_again_and_again_is_known_to_the_process_that_gathers(
         assert pair.half(pair.other).run_times.returns.forecast(0.0).clients == 1
 
 
-def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None:
-    """What waited for it runs here; so does what comes after, until the supervisor has found another."""
+def test_a_broken_batcher_link_costs_a_second_run_and_no_answer(pair: Pair) -> None:
+    """Requests that were forwarded run locally, and so do later ones until the supervisor has named another batcher."""
     pair.link()
     pair.gates[1].may_run.clear()
     threads, replies = asking(pair.first, 2)
@@ -196,19 +201,18 @@ def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None
     assert pair.sought
 
 
-def test_a_process_that_hangs_holds_nobody_up_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is stopped takes what it is sent and says nothing: requests run here, and it is left alone."""
-    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_S", 0.0)
-    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_RUNS", 0.0)
+def test_requests_run_locally_while_the_batcher_hangs(tmp_path: Path) -> None:
+    """A batcher that accepts what it is sent and never answers counts as hung: its requests run here, and it is not
+    requested again for a while."""
     ours, theirs = socket.socketpair()
-    with theirs:  # whom nobody reads from
+    with Pair(HandmadeRelease(tmp_path), silent_s=0.0, silent_runs=0.0) as pair, theirs:  # which is never read from
         pair.elsewhere.set_remote(pair.half(pair.first).kind, ours)
         assert answered(ask(pair.first)) and answered(ask(pair.first))
         assert not pair.sought
 
 
-def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -> None:
-    """A full queue there is 503 with Retry-After here; a model that fails there is 500 with its words."""
+def test_refusals_and_failures_of_the_batcher_reach_the_client(pair: Pair) -> None:
+    """A full queue of the batcher is 503 with Retry-After here; a model that fails there is 500 with the same text."""
     pair.link()
     pair.gates[1].fail = InferenceFailed("no such thing")
     failed = ask(pair.first)
@@ -217,10 +221,10 @@ def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -
     pair.gates[1].may_run.clear()
     pair.half(pair.other).run_times.max_batch = 1
     running = asking(pair.first, 1)[0]
-    while not pair.other._scheduler.running:
+    while not pair.other.scheduler.running:
         threading.Event().wait(0.002)
     running += asking(pair.first, 1)[0]
-    until(lambda: pair.other._scheduler.waiting == 1)
+    until(lambda: pair.other.scheduler.waiting == 1)
     refused = ask(pair.first)
     assert (refused.status, "retry-after" in refused.headers) == (503, True)
     pair.gates[1].may_run.set()
@@ -228,8 +232,8 @@ def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -
         one.join(PATIENCE_S)
 
 
-def test_a_kind_that_gains_nothing_there_runs_here_from_then_on(pair: Pair) -> None:
-    """Two processes may measure differently; one that gathers against its own measurement would only cost."""
+def test_a_kind_that_the_batcher_does_not_batch_runs_locally_from_then_on(pair: Pair) -> None:
+    """Two processes may measure differently; a batcher whose own measurement shows no gain would only cost."""
     pair.link()
     there = pair.half(pair.other)
     there.run_times.max_batch = 1
@@ -238,8 +242,8 @@ def test_a_kind_that_gains_nothing_there_runs_here_from_then_on(pair: Pair) -> N
     assert not pair.gates[1].begun.acquire(blocking=False)
 
 
-def test_who_leaves_is_not_run_for(pair: Pair) -> None:
-    """A client that goes away here is told to the process where its request waits."""
+def test_a_forwarded_request_is_cancelled_when_its_client_disconnects(pair: Pair) -> None:
+    """The process that read the request tells the batcher where it waits."""
     pair.link()
     pair.gates[1].may_run.clear()
     threads: list[threading.Thread] = []
@@ -251,18 +255,16 @@ def test_who_leaves_is_not_run_for(pair: Pair) -> None:
     head = f"POST /v2/models/{CUT}/infer HTTP/1.1\r\nhost: x\r\n{oip.HEADER_LENGTH}: {length}\r\n"
     with socket.create_connection(("127.0.0.1", pair.first.port)) as leaving:
         leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        until(lambda: pair.other._scheduler.waiting == 1)
-    (left,) = pair.other._scheduler._queue.queue
-    until(lambda: left.is_client_gone())
+        until(lambda: pair.other.scheduler.waiting == 1)
+    until(lambda: not pair.other.scheduler.waiting)
     pair.gates[1].may_run.set()
     for one in threads:
         one.join(PATIENCE_S)
-    until(lambda: not pair.other._scheduler.waiting)
     assert not pair.gates[1].begun.acquire(blocking=False)
 
 
-def test_handing_over_must_be_worth_it(pair: Pair) -> None:
-    """A run that saves less than messages and copies cost stays where it was read."""
+def test_a_request_is_forwarded_only_where_batching_saves_more_than_the_copy(pair: Pair) -> None:
+    """A run that saves less than messages and copies cost stays in the process that read it."""
     half = pair.half(pair.first)
     assert half.worth_forwarding
     half.run_times.enable_batching(BatchBenefit({1: 2e-4, 8: 8e-4}, 8, 8))
@@ -272,8 +274,8 @@ def test_handing_over_must_be_worth_it(pair: Pair) -> None:
 # On the wire
 
 
-def test_tensors_travel_as_they_are() -> None:
-    """Types, shapes and bits; views of one body at the other end."""
+def test_tensors_pass_between_processes_unchanged() -> None:
+    """Types, shapes and bits; at the other end they are views of one body."""
     tensors = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.float32([[1.5]]), "c": np.zeros((0, 4), bool)}
     told, buffers = ipc.encode_tensors(tensors)
     found = ipc.decode_tensors(told, memoryview(b"".join(buffers)))
@@ -293,7 +295,7 @@ def test_tensors_travel_as_they_are() -> None:
     ],
 )
 def test_tensors_that_do_not_fill_their_shape_are_refused(told: TensorHeader, body: bytes) -> None:
-    """Whatever is said of them."""
+    """The length of the data must fit type and shape."""
     with pytest.raises(MalformedMessage):
         ipc.decode_tensors([told], memoryview(body))
 
@@ -320,8 +322,8 @@ def test_messages_arrive_in_order_whatever_their_size() -> None:
     theirs.release()
 
 
-def test_a_link_whose_other_end_reads_nothing_is_given_up() -> None:
-    """What it did not take within its time is not kept, and both ends see that it is over."""
+def test_a_link_whose_peer_reads_nothing_is_closed() -> None:
+    """What the peer did not read in time is dropped, and both ends see the end of the link."""
     ours, theirs = (Link(one) for one in socket.socketpair())
     ours.send(Leave(1), [memoryview(bytes(10_000_000))])
     ours.flush()
@@ -335,8 +337,8 @@ def test_a_link_whose_other_end_reads_nothing_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [b"\xff" * 64, b"\0\0\0\1" + bytes(8) + b"\xc1", b"\0\0\0\5"])
-def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
-    """Nothing is raised, and no memory is taken by its word."""
+def test_malformed_messages_close_the_link_to_a_peer(spoilt: bytes) -> None:
+    """Nothing is raised, and no memory is reserved for a length that the peer claims."""
     ours, theirs = socket.socketpair()
     ours.sendall(spoilt)
     ours.close()
@@ -348,8 +350,8 @@ def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
 @pytest.mark.parametrize(
     "error", [Busy("full"), FairShareExceeded("greedy"), UsageError("odd"), RuntimeError("secret")]
 )
-def test_errors_arrive_as_what_they_are(error: Exception) -> None:
-    """With the time to come back; what is no error of ours is told by its kind alone."""
+def test_errors_keep_their_type_between_processes(error: Exception) -> None:
+    """Busy keeps its retry time; an exception that is not ours is passed as its type alone."""
     error.retry_after_s = 3.0  # type: ignore[attr-defined]
     found = ipc.decode_error(ipc.encode_error(1, error))
     expected = type(error) if isinstance(error, EdgeError) else InferenceFailed

@@ -47,7 +47,7 @@ def called(loop: EventLoop) -> int:
     return by[0]
 
 
-def test_what_is_posted_is_called_by_the_thread_that_leads(starting: Start) -> None:
+def test_posted_calls_run_on_the_leader_thread(starting: Start) -> None:
     """From any thread, in order, always by the same one while nothing takes long."""
     loop = starting()
     seen: list[int] = []
@@ -58,8 +58,8 @@ def test_what_is_posted_is_called_by_the_thread_that_leads(starting: Start) -> N
     assert not loop.is_leader
 
 
-def test_a_leader_that_stays_away_is_replaced_while_it_is_away(starting: Start) -> None:
-    """What is posted is done although it never comes back; when it does, it does not lead any more."""
+def test_a_leader_in_a_long_run_is_replaced(starting: Start) -> None:
+    """Posted calls are made although it never comes back; when it does, it is not the leader any more."""
     loop, begun, leave, after = starting(), threading.Event(), threading.Event(), threading.Event()
     still: list[bool] = []
 
@@ -114,8 +114,8 @@ def test_a_replaced_leader_that_came_back_ended_the_watch_over_its_successor(sta
         second_leave.set()
 
 
-def test_a_leader_that_comes_back_soon_keeps_the_lead(starting: Start) -> None:
-    """And what it was away for is what it gets."""
+def test_a_leader_that_returns_from_a_short_run_stays_leader(starting: Start) -> None:
+    """It also gets the result of the run."""
     loop, done, got = starting(), threading.Event(), list[object]()
 
     def go() -> None:
@@ -127,8 +127,8 @@ def test_a_leader_that_comes_back_soon_keeps_the_lead(starting: Start) -> None:
     assert got == [42]
 
 
-def test_the_lead_is_handed_over_before_what_takes_long(starting: Start) -> None:
-    """The next one leads at once."""
+def test_leadership_is_handed_over_before_a_long_run(starting: Start) -> None:
+    """The next thread leads at once."""
     loop, begun, leave = starting(), threading.Event(), threading.Event()
 
     def go() -> None:
@@ -144,7 +144,7 @@ def test_the_lead_is_handed_over_before_what_takes_long(starting: Start) -> None
     leave.set()
 
 
-def test_many_that_take_long_are_done_side_by_side(starting: Start) -> None:
+def test_long_runs_are_executed_concurrently(starting: Start) -> None:
     """As many threads as there is work, and the loop goes on meanwhile."""
     loop, together = starting(), threading.Barrier(21)
     for _ in range(20):
@@ -153,8 +153,10 @@ def test_many_that_take_long_are_done_side_by_side(starting: Start) -> None:
     together.wait(PATIENCE_S)
 
 
-def test_what_raises_ends_nothing(starting: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Whether it was posted, lent, or told of a socket: it is in the log, and the loop goes on."""
+def test_exceptions_in_callbacks_are_logged_and_the_loop_goes_on(
+    starting: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the callback was posted, run watched, or called for a socket."""
     loop = starting()
     ours, theirs = socket.socketpair()
 
@@ -174,8 +176,8 @@ def test_what_raises_ends_nothing(starting: Start, caplog: pytest.LogCaptureFixt
     assert caplog.text.count("ZeroDivisionError") >= 2
 
 
-def test_what_was_told_of_a_socket_that_is_forgotten_is_told_to_nobody(starting: Start) -> None:
-    """Both are ready in one turn, the turn ends after one, and that one forgets both: their numbers may be others'
+def test_events_of_an_unwatched_socket_are_dropped(starting: Start) -> None:
+    """Two sockets are ready in one turn, and the callback of one unwatches both: their descriptors may be reused by
     now."""
     told: list[int] = []
     loop = starting(ends_turn=lambda left: True)
@@ -201,8 +203,8 @@ def test_what_was_told_of_a_socket_that_is_forgotten_is_told_to_nobody(starting:
             one.close()
 
 
-def test_it_looks_when_it_was_told_to(starting: Start) -> None:
-    """Once that moment has passed, and again when the look says so."""
+def test_the_timer_callback_runs_when_it_asked_to(starting: Start) -> None:
+    """Once that moment has passed, and again when the callback says so."""
     looks = threading.Semaphore(0)
 
     def look(now: float) -> float:

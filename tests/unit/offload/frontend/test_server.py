@@ -77,7 +77,7 @@ def hung(server: OffloadServer, gate: Gate) -> threading.Thread:
 def test_health_answers_while_a_model_never_returns(
     serving: Callable[..., OffloadServer], gate: Gate, known: int
 ) -> None:
-    """Whether it was never run before, or was so quick until now that the thread which looks after all ran it."""
+    """Whether the model never ran before, or was so quick until now that the loop's own thread ran it."""
     server = serving()
     for _ in range(known):
         assert outputs(ask(server)) == RIGHT
@@ -89,17 +89,15 @@ def test_health_answers_while_a_model_never_returns(
     assert outputs(ask(server)) == RIGHT
 
 
-def test_deadlines_and_the_bound_of_the_queue_hold_while_a_run_is_on(
-    serving: Callable[..., OffloadServer], gate: Gate
-) -> None:
-    """One whose time is up hears so before the run is over, and one too many hears at once when to come back."""
+def test_deadlines_and_queue_limit_hold_during_a_run(serving: Callable[..., OffloadServer], gate: Gate) -> None:
+    """A late request fails before the run is over, and one too many is refused at once with a retry time."""
     server = serving(waiting=1)
     assert outputs(ask(server)) == RIGHT
     running = hung(server, gate)
     assert error(ask(server, timeout_us=50_000))[0] in (503, 504)
     waiting = threading.Thread(target=ask, args=(server,), daemon=True)
     waiting.start()
-    eventually("it waits", lambda: server._scheduler.waiting == 1)
+    eventually("it waits", lambda: server.scheduler.waiting == 1)
     refused = ask(server)
     assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
     gate.leave.set()
@@ -107,22 +105,24 @@ def test_deadlines_and_the_bound_of_the_queue_hold_while_a_run_is_on(
         thread.join(PATIENCE_S)
 
 
-def test_who_leaves_while_a_run_is_on_is_not_run(serving: Callable[..., OffloadServer], gate: Gate) -> None:
-    """Its place in the queue is free before the run is over."""
+def test_a_waiting_request_leaves_the_queue_when_its_client_disconnects(
+    serving: Callable[..., OffloadServer], gate: Gate
+) -> None:
+    """Its place in the queue is free before the active run is over."""
     server = serving()
     assert outputs(ask(server)) == RIGHT
     running = hung(server, gate)
     with socket.create_connection(("127.0.0.1", server.port)) as leaving:
         leaving.sendall(request())
-        eventually("it waits", lambda: server._scheduler.waiting == 1)
-    eventually("its place is free", lambda: server._scheduler.waiting == 0)
+        eventually("it waits", lambda: server.scheduler.waiting == 1)
+    eventually("its place is free", lambda: server.scheduler.waiting == 0)
     runs = gate.runs
     gate.leave.set()
     running.join(PATIENCE_S)
     assert gate.runs == runs
 
 
-def test_a_body_that_comes_slowly_holds_up_nobody(serving: Callable[..., OffloadServer]) -> None:
+def test_a_slow_request_body_delays_no_other_request(serving: Callable[..., OffloadServer]) -> None:
     """Cut within its head and within its body: others are answered before the rest comes, and then it is too."""
     server, whole = serving(), request()
     for place in (1, 40, len(whole) - 20, len(whole) - 1):
@@ -133,8 +133,8 @@ def test_a_body_that_comes_slowly_holds_up_nobody(serving: Callable[..., Offload
             assert Answers(sock.recv).next()[0] == 200
 
 
-def test_requests_sent_in_one_go_are_run_one_after_the_other(serving: Callable[..., OffloadServer]) -> None:
-    """Each answer has its request's id, in their order, though all lay there at once; so do two connections'."""
+def test_pipelined_requests_are_answered_in_order(serving: Callable[..., OffloadServer]) -> None:
+    """Each response has its request's id, in order, on each of two connections."""
     server = serving()
     stream = b"".join(request(str(number)) for number in range(20))
     with (
@@ -153,8 +153,9 @@ def ids(sock: socket.socket, count: int) -> list[str]:
     return [msgspec.json.decode(answers.next()[1])["id"] for _ in range(count)]
 
 
-def test_records_of_tls_may_come_in_pieces(serving: Callable[..., OffloadServer], tmp_path: Path) -> None:
-    """A byte, half a handshake, half a record, two requests in one: nobody waits for the rest, and all is answered."""
+def test_tls_records_may_be_split_anywhere(serving: Callable[..., OffloadServer], tmp_path: Path) -> None:
+    """A byte, half a handshake, half a record, two requests in one: nothing waits for the rest, and all are
+    answered."""
     authority = Authority(tmp_path / "ca")
     server = serving(tls=authority.issue_server("offload", ["127.0.0.1"]).server_context())
     context = authority.issue_client("camera-1").client_context()

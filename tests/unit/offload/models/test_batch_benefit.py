@@ -66,7 +66,7 @@ def run(model: bytes, inputs: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(["y"], {"x": inputs})[0])
 
 
-def test_a_graph_cut_for_one_takes_stacks_and_gives_the_same_bits() -> None:
+def test_a_graph_of_batch_size_one_runs_batches_bit_for_bit() -> None:
     """Shapes and reshape targets are changed; one alone, and each of a stack, come out as they did."""
     model = dense().SerializeToString()
     many = batched_model(model)
@@ -103,13 +103,13 @@ OUT_OF_QUESTION: dict[str, onnx.ModelProto] = {
 
 
 @pytest.mark.parametrize("name", OUT_OF_QUESTION)
-def test_what_does_not_treat_all_data_alike_is_out_of_question(name: str) -> None:
+def test_a_model_that_mixes_its_batch_is_not_batched(name: str) -> None:
     """It is not even tried."""
     assert batched_model(OUT_OF_QUESTION[name].SerializeToString()) is None
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"\xff" * 9, b"nonsense", dense().SerializeToString()[:-3]])
-def test_bytes_that_are_no_model_are_out_of_question(spoilt: bytes) -> None:
+def test_bytes_that_are_no_model_are_not_batched(spoilt: bytes) -> None:
     """They were signed, and still raise nothing."""
     assert batched_model(spoilt) is None
 
@@ -169,10 +169,10 @@ def made_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_where_it_gains_requests_share_runs_and_give_the_same_bits(
+def test_requests_are_batched_where_that_gains_and_answers_stay_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights lie in their file, as in a real slice; what ran one by one is let go."""
+    """The weights are in their file, as in a real slice; the unbatched session is unloaded."""
     made_to_gain(monkeypatch)
     memory, of = SliceCache(), release(tmp_path, dense())
     shared = half(of, memory)
@@ -240,10 +240,10 @@ class Wide:
 
 
 @pytest.mark.parametrize("spoil", [0.0, 1.0])
-def test_stacks_run_by_several_threads_only_where_that_gives_the_same_bits(
+def test_batches_run_on_several_threads_only_where_answers_stay_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: float
 ) -> None:
-    """Else one thread goes on running them; what is not used is let go."""
+    """Otherwise one thread goes on running them; the engine that is not used is unloaded."""
     made_to_gain(monkeypatch)
     memory, of, wide = SliceCache(), release(tmp_path, dense()), Wide(spoil)
     shared = half(of, memory, wide)
@@ -267,17 +267,17 @@ def test_stacks_run_by_several_threads_only_where_that_gives_the_same_bits(
     ],
     ids=["softmax over the stack", "largest of the stack", "turned and turned back"],
 )
-def test_what_mixes_a_stack_is_found_out(
+def test_the_trial_run_detects_a_model_that_mixes_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[onnx.NodeProto]
 ) -> None:
-    """Only what keeps inputs apart shares runs: the trial decides, not the operators' names."""
+    """Only a model that keeps its inputs apart is batched: the trial decides, not the operators' names."""
     made_to_gain(monkeypatch)
     shared = half(release(tmp_path, graph(nodes, [], X, Y8), X, Y8))
     shared.measure(lambda: 0.0)
     assert shared.run_times.max_batch == (8 if nodes[0].op_type == "Transpose" else 1)
 
 
-def test_an_encrypted_slice_takes_stacks_without_leaving_memory(tmp_path: Path) -> None:
+def test_an_encrypted_slice_is_batched_without_leaving_memory(tmp_path: Path) -> None:
     """Its graph is changed in memory, its weights stay where they were decrypted to."""
     of = release(tmp_path, dense())
     sealed = SliceInMemory("s01")
@@ -292,7 +292,7 @@ def test_an_encrypted_slice_takes_stacks_without_leaving_memory(tmp_path: Path) 
     assert program.run(inputs)["y"].shape == (3, 4)
 
 
-def test_only_tensors_of_a_batch_of_one_are_stacked() -> None:
+def test_only_fixed_tensors_of_batch_size_one_are_batched() -> None:
     """Lengths that depend on the data, text and other batches are not."""
     assert is_stackable([X, Y, TensorSpec("i", "INT64", (1, 3, 3))])
     for other in ((8,), (2, 8), (1, -1), ()):
@@ -310,7 +310,7 @@ def test_noise_is_new_each_time_and_of_its_type() -> None:
         assert one.tobytes() != other.tobytes()
 
 
-def test_another_number_of_answers_than_inputs_is_found_out() -> None:
+def test_the_trial_run_detects_a_wrong_number_of_answers() -> None:
     """A stack that gives one answer for all, or answers with other bits."""
     assert is_batchable([X], lambda given: given, lambda given: given)
     assert not is_batchable([X], lambda given: given, lambda given: {"x": given["x"][:1]})
@@ -329,14 +329,14 @@ def test_another_number_of_answers_than_inputs_is_found_out() -> None:
         ({1: 1.0, 2: 1.7}, 1, 1),
     ],
 )
-def test_what_is_measured_decides(seconds: dict[int, float], most: int, enough: int) -> None:
+def test_the_batch_size_is_chosen_by_measured_throughput(seconds: dict[int, float], most: int, enough: int) -> None:
     """Four tenths more must be answered; the largest stack that is best is used; two thirds of its gain are enough."""
     found = choose_batches(seconds)
     assert (found.max_batch, found.sufficient_batch) == (most, enough)
 
 
 @pytest.mark.parametrize(("per_request", "sizes"), [(0.0, 5), (0.01, 2)])
-def test_measuring_stops_where_a_larger_stack_gains_nothing(per_request: float, sizes: int) -> None:
+def test_measuring_stops_where_a_larger_batch_gains_nothing(per_request: float, sizes: int) -> None:
     """By a clock of the test's own: a fixed cost alone gains up to the largest, a cost by size is seen at once."""
     clock = Clock({})
 

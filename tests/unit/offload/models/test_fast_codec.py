@@ -18,7 +18,7 @@ OUTPUTS = (TensorSpec("y", "FP32", (1, 3)), TensorSpec("z", "UINT8", (2, 2)))
 A, B = np.array([[1, 2, 3, 4]], np.float32), np.array([-5, 6], np.int64)
 
 
-def words(inputs: tuple[TensorSpec, ...] = INPUTS) -> FastCodec:
+def codec(inputs: tuple[TensorSpec, ...] = INPUTS) -> FastCodec:
     return FastCodec("m", "1", inputs, OUTPUTS)
 
 
@@ -47,10 +47,10 @@ def changed(change: Any) -> tuple[bytes, int]:
         oip.InferRequest({"a": A, "b": B}, binary_outputs=False),
     ],
 )
-def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
+def test_a_recognised_request_decodes_as_by_the_general_decoder(request_: oip.InferRequest) -> None:
     """Inputs, outputs, id, parameters: as `oip` reads them, and the inputs are views of the body; also when the same
     words come again, with other numbers behind them."""
-    mine = words()
+    mine = codec()
     for times in range(4):
         raw, length = body(dataclasses.replace(request_, inputs={n: times * t for n, t in request_.inputs.items()}))
         found, whole = mine.decode_request(raw, length), oip.decode_request(raw, length)
@@ -83,32 +83,32 @@ def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
         lambda told: told.update(id=7),
     ],
 )
-def test_whatever_is_not_exactly_that_is_left_to_others(change: Any) -> None:
+def test_any_other_request_is_left_to_the_general_decoder(change: Any) -> None:
     """One word that is different, and it is looked at as a whole."""
-    assert words().decode_request(*changed(lambda told: None)) is not None
-    assert words().decode_request(*changed(change)) is None
+    assert codec().decode_request(*changed(lambda told: None)) is not None
+    assert codec().decode_request(*changed(change)) is None
 
 
-def test_bytes_too_many_too_few_or_not_aligned_are_left_to_others() -> None:
+def test_wrong_lengths_and_alignment_are_left_to_the_general_decoder() -> None:
     """No byte beyond the body is looked at, whatever lengths are told."""
     raw, length = changed(lambda told: None)
-    knowing = words()
+    knowing = codec()
     for _ in range(3):
         assert knowing.decode_request(raw, length) is not None
     for spoilt, told in ((raw[:-1], length), (raw + b"x", length), (raw, None), (raw, len(raw) + 1), (b"", 0)):
-        assert words().decode_request(spoilt, told) is None
+        assert codec().decode_request(spoilt, told) is None
         assert knowing.decode_request(spoilt, told) is None
     json = raw[:length].rstrip()
     odd = json + b" " * (1 + -len(json) % 8)
-    assert words().decode_request(odd + raw[length:], len(odd)) is None
+    assert codec().decode_request(odd + raw[length:], len(odd)) is None
     for cut in range(len(raw)):
-        assert words().decode_request(raw[:cut], length) is None
+        assert codec().decode_request(raw[:cut], length) is None
         assert knowing.decode_request(raw[:cut], length) is None
 
 
-def test_words_that_never_come_again_are_not_kept() -> None:
-    """Ids of their own, or heads as long as somebody likes: what is known of them stays small."""
-    mine = words()
+def test_heads_that_never_repeat_do_not_fill_the_cache() -> None:
+    """Requests with an id of their own, or with heads of any length: the cache of known heads stays small."""
+    mine = codec()
     for number in range(1_000):
         raw, length = body(oip.InferRequest({"a": A, "b": B}, id=str(number)))
         assert mine.decode_request(raw, length) is not None
@@ -119,17 +119,17 @@ def test_words_that_never_come_again_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BYTES", "BOOL"])
-def test_what_must_be_looked_at_element_by_element_is_never_taken_by_its_bytes(kind: str) -> None:
+def test_types_checked_by_element_are_left_to_the_general_decoder(kind: str) -> None:
     """Nor is a tensor without a fixed shape."""
     for spec in (TensorSpec("a", kind, (1,)), TensorSpec("a", "FP32", (-1,))):
         raw, length = body(oip.InferRequest({"a": np.array([1], np.float32)}))
-        assert words((spec,)).decode_request(raw, length) is None
+        assert codec((spec,)).decode_request(raw, length) is None
 
 
 @pytest.mark.parametrize("id", ["", "1", 'ü"\\'])
-def test_an_answer_says_the_same_as_when_it_is_written_word_by_word(id: str) -> None:
+def test_a_fast_response_equals_the_general_encoders(id: str) -> None:
     """Twice, as the second has the words of the first; and with other shapes."""
-    mine = words()
+    mine = codec()
     for shape in ((1, 3), (1, 3), (2, 3)):
         outputs = {"y": np.arange(3 * shape[0], dtype=np.float32).reshape(shape), "z": np.eye(2, dtype=np.uint8)}
         written = mine.encode_response(outputs, id)
@@ -143,7 +143,7 @@ def test_an_answer_says_the_same_as_when_it_is_written_word_by_word(id: str) -> 
         }
 
 
-def test_answers_that_cannot_be_said_so_are_left_to_others() -> None:
+def test_other_responses_are_left_to_the_general_encoder() -> None:
     """Text, no elements, or elements that do not lie in order."""
     for tensor in (np.array([b"x"], object), np.empty((0, 2), np.float32), np.ones((2, 3), np.float32).T):
-        assert words().encode_response({"y": tensor}, "") is None
+        assert codec().encode_response({"y": tensor}, "") is None

@@ -14,33 +14,33 @@ from edgesplit_offload.models.slice_cache import SESSION_BYTES, LoadableSlice, S
 MB = 10**6
 
 
-class Fake:
-    """A program."""
+class EchoRunner:
+    """A loaded slice that returns its inputs."""
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
         return dict(tensors)
 
 
-class Loads:
-    """Pieces that count how often each is loaded."""
+class LoadCounter:
+    """Makes slices and counts how often each is loaded."""
 
     def __init__(self) -> None:
         self.of: Counter[str] = Counter()
         self.fail: str = ""
 
     def piece(self, name: str, megabytes: int = 10) -> LoadableSlice:
-        def load() -> Fake:
+        def load() -> EchoRunner:
             self.of[name] += 1
             if name == self.fail:
                 raise ModelRefused(f"{name} cannot be loaded")
-            return Fake()
+            return EchoRunner()
 
         return LoadableSlice(SliceKey("release", name), megabytes * MB, load)
 
 
 def room_for(pieces: int) -> int:
     """Bytes for so many pieces of 10 MB and a bit."""
-    return pieces * Loads().piece("one").bytes + MB
+    return pieces * LoadCounter().piece("one").bytes + MB
 
 
 def use(memory: SliceCache, *pieces: LoadableSlice) -> None:
@@ -48,9 +48,9 @@ def use(memory: SliceCache, *pieces: LoadableSlice) -> None:
         assert len(programs) == len(pieces)
 
 
-def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
+def test_the_least_recently_used_slice_is_evicted_and_loaded_again_on_demand() -> None:
     """Room for two: the third takes the place of the one that was not used for longest."""
-    loads, memory = Loads(), SliceCache(room_for(2))
+    loads, memory = LoadCounter(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
     for one in (a, b, a, c, a, b):
         use(memory, one)
@@ -58,9 +58,9 @@ def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
     assert loads.of == {"a": 1, "b": 2, "c": 1}
 
 
-def test_what_runs_is_never_let_go() -> None:
-    """While two run there is no room for a third: it is told to come back; then there is."""
-    loads, memory = Loads(), SliceCache(room_for(2))
+def test_a_slice_in_use_is_never_evicted() -> None:
+    """While two run there is no room for a third, which is refused as busy; afterwards there is."""
+    loads, memory = LoadCounter(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
     with memory.borrow([a, b]):
         with pytest.raises(Busy), memory.borrow([c]):
@@ -73,7 +73,7 @@ def test_what_runs_is_never_let_go() -> None:
 
 def test_a_model_larger_than_the_budget_is_refused_with_what_to_do() -> None:
     """However little of it is loaded already; and nothing is loaded or let go for it."""
-    loads, memory = Loads(), SliceCache(room_for(2))
+    loads, memory = LoadCounter(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
     use(memory, a)
     with pytest.raises(ModelRefused, match="--memory"), memory.borrow([a, b, c]):
@@ -81,9 +81,9 @@ def test_a_model_larger_than_the_budget_is_refused_with_what_to_do() -> None:
     assert (memory.has_loaded([a]), loads.of) == (True, {"a": 1})
 
 
-def test_one_that_cannot_be_loaded_takes_no_room() -> None:
+def test_a_slice_that_fails_to_load_takes_no_memory() -> None:
     """It is tried anew the next time."""
-    loads, memory = Loads(), SliceCache(room_for(1))
+    loads, memory = LoadCounter(), SliceCache(room_for(1))
     loads.fail = "a"
     for _ in range(2):
         with pytest.raises(ModelRefused, match="cannot be loaded"):
@@ -96,7 +96,7 @@ def test_one_that_cannot_be_loaded_takes_no_room() -> None:
 
 def test_slices_are_evicted_by_release_or_by_name() -> None:
     """Slices of other releases, and others of the same release, stay."""
-    loads, memory = Loads(), SliceCache()
+    loads, memory = LoadCounter(), SliceCache()
     a, b = loads.piece("a"), loads.piece("b")
     use(memory, a, b)
     memory.evict("another")
@@ -108,7 +108,7 @@ def test_slices_are_evicted_by_release_or_by_name() -> None:
 
 def test_a_slice_evicted_in_use_stayed_loaded() -> None:
     """Its next use loads it again; its memory counts until its last user has finished."""
-    loads, memory = Loads(), SliceCache(room_for(2))
+    loads, memory = LoadCounter(), SliceCache(room_for(2))
     a = loads.piece("a")
     with memory.borrow([a]):
         memory.evict("release")
@@ -119,9 +119,9 @@ def test_a_slice_evicted_in_use_stayed_loaded() -> None:
     assert (memory.bytes, loads.of["a"]) == (a.bytes, 2)
 
 
-def test_many_that_want_one_slice_load_it_once() -> None:
+def test_concurrent_requests_load_a_slice_once() -> None:
     """While one thread loads it the others wait."""
-    loads, memory = Loads(), SliceCache(room_for(1))
+    loads, memory = LoadCounter(), SliceCache(room_for(1))
     threads = [threading.Thread(target=use, args=(memory, loads.piece("a"))) for _ in range(16)]
     for thread in threads:
         thread.start()
@@ -131,9 +131,9 @@ def test_many_that_want_one_slice_load_it_once() -> None:
     assert memory.bytes == int(10 * MB * 1.3) + SESSION_BYTES
 
 
-def test_a_crowd_over_a_tight_budget_never_exceeds_it() -> None:
-    """Threads that use random pieces of six where two have room: served or told to come back, nothing else."""
-    loads, memory = Loads(), SliceCache(room_for(2))
+def test_concurrent_loads_never_exceed_the_memory_budget() -> None:
+    """Threads use random slices of six where two have room: each is served or refused as busy, nothing else."""
+    loads, memory = LoadCounter(), SliceCache(room_for(2))
     pieces = [loads.piece(name) for name in "abcdef"]
     outcomes: Counter[str] = Counter()
     most = [0]

@@ -39,8 +39,8 @@ class Engine:
         return {"mid": value, "out": value, "same": value}
 
 
-class World:
-    """A folder of releases, and a shelf that opens the handmade one."""
+class WarmUpHarness:
+    """A folder of releases, and a repository that opens the handmade one."""
 
     def __init__(self, folder: Path, memory: SliceCache | None = None) -> None:
         self.folder = folder / "releases"
@@ -49,8 +49,8 @@ class World:
         self.engine = Engine()
         self.release = HandmadeRelease(folder)
         self.refusals = 0
-        self.shelf = ModelRepository(self.open, self.engine, memory)
-        self.warming = WarmUp(self.folder, self.shelf)
+        self.repository = ModelRepository(self.open, self.engine, memory)
+        self.warm_up = WarmUp(self.folder, self.repository)
 
     def open(self, digest: str) -> HandmadeRelease:
         if self.refusals:
@@ -62,59 +62,59 @@ class World:
         (self.folder / DIGEST).mkdir()
 
 
-def test_a_release_that_comes_is_loaded_and_run_once(tmp_path: Path) -> None:
-    """Each slice once, however many rows share it; what was there before is loaded when somebody asks."""
-    world = World(tmp_path)
-    world.warming.check()
-    assert world.engine.loaded == []
-    world.publish()
-    world.warming.check()
-    assert sorted(world.engine.loaded) == ["s01-head", "s02-tail"]
-    assert world.shelf.model(CUT).half.is_loaded
-    runs = world.engine.runs
+def test_a_new_release_is_loaded_and_run_once(tmp_path: Path) -> None:
+    """Each slice once, however many rows share it; releases that were there before are loaded on demand."""
+    harness = WarmUpHarness(tmp_path)
+    harness.warm_up.check()
+    assert harness.engine.loaded == []
+    harness.publish()
+    harness.warm_up.check()
+    assert sorted(harness.engine.loaded) == ["s01-head", "s02-tail"]
+    assert harness.repository.model(CUT).half.is_loaded
+    runs = harness.engine.runs
     assert runs
-    world.warming.check()
-    assert world.engine.runs == runs
+    harness.warm_up.check()
+    assert harness.engine.runs == runs
 
 
-def test_one_that_is_still_being_written_is_looked_at_again(tmp_path: Path) -> None:
-    """A few times; then it is left to whoever asks."""
-    world = World(tmp_path)
-    world.publish()
-    world.refusals = 2
+def test_a_release_that_is_still_being_written_is_tried_again(tmp_path: Path) -> None:
+    """A few times; afterwards it is loaded on demand."""
+    harness = WarmUpHarness(tmp_path)
+    harness.publish()
+    harness.refusals = 2
     for _ in range(3):
-        assert world.engine.loaded == []
-        world.warming.check()
-    assert world.engine.loaded
-    other = World(tmp_path / "other") if (tmp_path / "other").mkdir() is None else world
+        assert harness.engine.loaded == []
+        harness.warm_up.check()
+    assert harness.engine.loaded
+    other = WarmUpHarness(tmp_path / "other") if (tmp_path / "other").mkdir() is None else harness
     other.publish()
     other.refusals = TRIES
     for _ in range(TRIES + 3):
-        other.warming.check()
+        other.warm_up.check()
     assert other.engine.loaded == []
 
 
-def test_nothing_is_let_go_for_what_nobody_asked_for(tmp_path: Path) -> None:
-    """Where the memory for models is too small, it stays for those that are asked."""
-    world = World(tmp_path, SliceCache(1))
-    world.publish()
-    world.warming.check()
-    assert world.engine.loaded == []
+def test_warming_up_evicts_nothing(tmp_path: Path) -> None:
+    """Where the memory for models is too small, it stays for those that are requested."""
+    harness = WarmUpHarness(tmp_path, SliceCache(1))
+    harness.publish()
+    harness.warm_up.check()
+    assert harness.engine.loaded == []
 
 
-def test_a_model_that_takes_no_noise_is_loaded_all_the_same(tmp_path: Path) -> None:
-    """What is wrong with it is told to the first who asks."""
-    world = World(tmp_path)
-    world.engine.breaks = True
-    world.publish()
-    world.warming.check()
-    assert sorted(world.engine.loaded) == ["s01-head", "s02-tail"]
+def test_a_model_that_fails_on_noise_stays_loaded(tmp_path: Path) -> None:
+    """Its error is reported to the first request."""
+    harness = WarmUpHarness(tmp_path)
+    harness.engine.breaks = True
+    harness.publish()
+    harness.warm_up.check()
+    assert sorted(harness.engine.loaded) == ["s01-head", "s02-tail"]
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_server_without_a_folder_warms_nothing(tmp_path: Path, there: bool) -> None:
     """And ends at once."""
     folder = tmp_path if there else tmp_path / "nowhere"
-    warming = WarmUp(folder, World(tmp_path).shelf, interval_s=60.0)
+    warming = WarmUp(folder, WarmUpHarness(tmp_path).repository, interval_s=60.0)
     warming.start()
     warming.stop()

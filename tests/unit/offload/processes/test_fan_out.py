@@ -41,7 +41,7 @@ class Peer:
         return self._reachable
 
 
-def asked(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
+def begin_fan_out(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
     """A round among these, the answers and the number of missing ones that it ended with, and its number."""
     rounds, ended = FanOut(), list[tuple[list[Any], int]]()
     rounds.begin("how many", None, peers, lambda answers, missing: ended.append((answers, missing)))
@@ -49,10 +49,10 @@ def asked(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
     return rounds, ended, number
 
 
-def test_a_round_ends_with_everybodys_answers() -> None:
-    """Once, when the last has told; what comes after that changes nothing."""
+def test_a_fan_out_ends_with_the_last_answer() -> None:
+    """Once; answers that come later change nothing."""
     a, b = Peer(), Peer()
-    rounds, ended, number = asked(a, b)
+    rounds, ended, number = begin_fan_out(a, b)
     rounds.on_answer(a, Reply(number, True, 1))
     assert ended == []
     rounds.on_answer(b, Reply(number, True, 2))
@@ -60,27 +60,27 @@ def test_a_round_ends_with_everybodys_answers() -> None:
     assert ended == [([1, 2], 0)]
 
 
-def test_a_round_goes_on_without_those_that_cannot_answer() -> None:
+def test_a_fan_out_ends_without_processes_that_cannot_answer() -> None:
     """One that does not know, one that has gone, one that cannot be reached, one that is late; the first and the last
     are missing, because they live on without having done what they were asked."""
     a, b, c, far = Peer(), Peer(), Peer(), Peer(reachable=False)
-    rounds, ended, number = asked(a, b, c, far)
+    rounds, ended, number = begin_fan_out(a, b, c, far)
     rounds.on_answer(a, Reply(number, False))
     rounds.remove(b)
     rounds.expire(0.0)
     assert ended == []
     rounds.on_answer(c, Reply(number, True, 3))
     assert ended == [([3], 1)]
-    late, ended, number = asked(Peer(), a)
+    late, ended, number = begin_fan_out(Peer(), a)
     late.on_answer(a, Reply(max(number, 1), True, 1))
     late.expire(float("inf"))
     assert ended == [([1], 1)]
     assert TIMEOUT_S > 0
 
 
-def test_a_round_among_nobody_ends_at_once() -> None:
+def test_a_fan_out_without_processes_ends_at_once() -> None:
     """There is nothing to wait for."""
-    _, ended, _ = asked()
+    _, ended, _ = begin_fan_out()
     assert ended == [([], 0)]
 
 
@@ -89,8 +89,8 @@ def both_ends() -> tuple[IpcConnection, socket.socket]:
     return IpcConnection(ours), theirs
 
 
-def test_words_arrive_as_they_were_said() -> None:
-    """Of every kind, in their order, whatever they carry; until the other end closes."""
+def test_messages_arrive_whole_and_in_order() -> None:
+    """Of every type, until the other end closes."""
     one, raw = both_ends()
     other = IpcConnection(raw)
     said: list[Message] = [
@@ -117,8 +117,8 @@ def test_words_arrive_as_they_were_said() -> None:
         struct.pack("!I", 14) + msgspec.msgpack.encode({"type": "stranger"})[:14],
     ],
 )
-def test_a_peer_that_says_anything_else_has_gone(spoilt: bytes) -> None:
-    """Nothing is raised, nothing is made of it, and no memory is taken by its word."""
+def test_a_malformed_message_closes_the_connection_to_a_process(spoilt: bytes) -> None:
+    """Nothing is raised, and no memory is reserved for a length that the peer claims."""
     one, raw = both_ends()
     raw.sendall(spoilt)
     raw.close()
@@ -141,30 +141,31 @@ class Child:
             socket.socket(fileno=one).close()
         return mark
 
-    def heard(self) -> Message:
+    def received(self) -> Message:
         """What it was told."""
         return next(IpcConnection(self._other).messages())
 
 
-def test_requests_of_one_kind_are_gathered_by_the_first_process_that_seeks() -> None:
-    """Itself is told so; of any other both get a link; where the one that gathers is gone, the next that seeks does."""
+def test_the_first_process_that_asks_becomes_the_batcher_of_a_kind() -> None:
+    """It is told so; for any other process both get a link; where the batcher has gone, the next that asks becomes
+    it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         supervisor = Supervisor(listener, [], 0, hung_after_s=60.0)
         a, b = Child(), Child()
         supervisor._serving = [a.serving, b.serving]
         supervisor._on_message(a.serving, WantBatcher("kind"))
-        assert a.heard() == BatcherSocket("kind")
+        assert a.received() == BatcherSocket("kind")
         supervisor._on_message(b.serving, WantBatcher("kind"))
         assert (a.handed(), b.handed()) == (PEER_LINK, BATCHER_LINK + b"kind")
         supervisor._on_message(b.serving, WantBatcher("other"))
-        assert b.heard() == BatcherSocket("other")
+        assert b.received() == BatcherSocket("other")
         supervisor._serving = [b.serving]
         supervisor._on_message(b.serving, WantBatcher("kind"))
-        assert b.heard() == BatcherSocket("kind")
+        assert b.received() == BatcherSocket("kind")
 
 
-def test_processes_that_do_not_live_are_said_at_the_start() -> None:
-    """After a few tries, not for ever; the port is free again."""
+def test_serving_processes_that_die_at_the_start_are_an_error() -> None:
+    """After a few tries; the port is free again."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     supervisor = Supervisor(listener, [sys.executable, "-c", "raise SystemExit(1)"], 2, hung_after_s=60.0)

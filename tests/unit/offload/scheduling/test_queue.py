@@ -53,7 +53,7 @@ def end_one(waiting: RunQueue, now: float = 1.0) -> list[list[Job]]:
 # Together
 
 
-def test_requests_for_one_model_gather_while_it_runs_and_then_run_together() -> None:
+def test_requests_are_batched_while_their_model_runs() -> None:
     """The first is not held up; those that come meanwhile share the next run; other models are not among them."""
     waiting, shared, other = RunQueue(1, 10), pace(most=8, enough=8), RunTimes()
     ours, theirs = [job(shared) for _ in range(4)], job(other)
@@ -62,7 +62,7 @@ def test_requests_for_one_model_gather_while_it_runs_and_then_run_together() -> 
     assert end_one(waiting) == [[theirs]]
 
 
-def test_another_run_begins_beside_the_first_for_as_many() -> None:
+def test_a_second_run_begins_for_as_many_requests_as_the_first_has() -> None:
     """Few are not held up while there is room: a second run begins for as many as are in the first."""
     waiting, shared = RunQueue(4, 10), pace(most=8, enough=8)
     first = [job(shared) for _ in range(4)]
@@ -71,15 +71,15 @@ def test_another_run_begins_beside_the_first_for_as_many() -> None:
     assert begun(waiting, 1.0) == [[first[2], first[3]]]
 
 
-def test_a_third_run_begins_only_for_enough() -> None:
+def test_a_third_run_begins_only_for_a_batch_with_most_of_the_gain() -> None:
     """There is room for it all along, and it is used once so many wait that it has most of the gain."""
     waiting, shared = RunQueue(4, 10), pace(most=8, enough=3)
     ours = [job(shared) for _ in range(5)]
     assert admitted(waiting, *ours) == [[ours[0]], [ours[1]], ours[2:]]
 
 
-def test_what_shares_runs_has_the_places_that_other_processes_leave_to_it() -> None:
-    """Others' requests for the model come here: it runs beside what has this process's own places."""
+def test_batched_runs_use_the_slots_of_other_processes_too() -> None:
+    """Requests of other processes are batched here: those runs take slots beside this process's own."""
     waiting, shared, other = RunQueue(1, 10, max_batched_runs=2), pace(most=8, enough=8), RunTimes()
     ours, theirs = [job(shared) for _ in range(2)], [job(other) for _ in range(2)]
     assert admitted(waiting, *theirs, *ours) == [[theirs[0]], [ours[0]]]
@@ -87,8 +87,8 @@ def test_what_shares_runs_has_the_places_that_other_processes_leave_to_it() -> N
     assert begun(waiting, 1.0) == [[theirs[1]]]
 
 
-def test_those_that_may_share_a_run_take_less_of_the_queue() -> None:
-    """Sixteen that will run together are one more to wait for, not sixteen."""
+def test_a_batch_counts_as_one_in_the_queue() -> None:
+    """Sixteen requests that will run together are one more to wait for, not sixteen."""
     waiting, shared, alone = RunQueue(1, 2), pace(most=16, enough=16), RunTimes()
     admitted(waiting, *[job(shared) for _ in range(17)], job(alone))
     with pytest.raises(Busy):
@@ -103,8 +103,8 @@ def test_models_without_gain_run_one_by_one() -> None:
     assert end_one(waiting) == [[ours[2]]]
 
 
-def test_a_run_holds_only_as_many_as_its_deadlines_allow() -> None:
-    """Eight together take 80 ms: who has 50 ms left runs with fewer, and the first that came is always among them."""
+def test_a_batch_is_only_as_large_as_its_deadlines_allow() -> None:
+    """Eight together take 80 ms: a request with 50 ms left runs in a smaller batch; the oldest one is always in it."""
     shared = pace(most=8, enough=2, seconds={1: 0.01, 8: 0.08})
     waiting = RunQueue(1, 20)
     first, hurried, rest = job(shared), job(shared, deadline=1.05), [job(shared) for _ in range(7)]
@@ -116,8 +116,8 @@ def test_a_run_holds_only_as_many_as_its_deadlines_allow() -> None:
     assert len(members) == 5
 
 
-def test_who_is_in_a_hurry_does_not_gather() -> None:
-    """A run of the model is on for long, and this one's time is up before that one's end and its own: it begins."""
+def test_an_urgent_request_does_not_wait_for_the_active_run() -> None:
+    """The active run of its model would end too late for its deadline: it begins beside it."""
     shared = pace(most=8, enough=4, seconds={1: 0.1, 8: 0.2})
     waiting = RunQueue(3, 10)
     first, second, patient, hurried = job(shared), job(shared), job(shared, deadline=9.0), job(shared, deadline=0.15)
@@ -174,8 +174,8 @@ def sizes(runs: list[list[Job]]) -> list[int]:
     return [len(one) for one in runs]
 
 
-def test_a_run_begins_when_all_who_are_about_to_ask_have_done_so() -> None:
-    """The first that are back wait for the others, who always ask again at once: one run in place of two."""
+def test_a_batch_waits_for_all_returning_clients() -> None:
+    """Clients that always ask again at once are waited for: one run in place of two."""
     crowd = Crowd(16)
     crowd.learn()
     assert sizes(crowd.ask(*range(8))) == []
@@ -185,8 +185,8 @@ def test_a_run_begins_when_all_who_are_about_to_ask_have_done_so() -> None:
     assert crowd.waiting.recheck_at == math.inf
 
 
-def test_nobody_waits_long_for_who_does_not_come_back() -> None:
-    """They are expected for half as long again as it takes them usually; then the others run."""
+def test_a_batch_does_not_wait_long_for_a_client_that_stays_away() -> None:
+    """Clients are expected for half as long again as they usually take; then the batch runs."""
     crowd = Crowd(16)
     crowd.learn()
     assert sizes(crowd.ask(*range(8))) == []
@@ -195,15 +195,15 @@ def test_nobody_waits_long_for_who_does_not_come_back() -> None:
     assert sizes(crowd.pass_(by - crowd.now)) == [8]
 
 
-def test_who_asks_now_and_then_is_not_waited_for() -> None:
-    """A camera with a picture each second is not about to ask, whoever waits."""
+def test_a_batch_does_not_wait_for_an_occasional_client() -> None:
+    """A camera with a picture each second is not about to ask."""
     crowd = Crowd(16)
     crowd.learn(again_s=1.0)
     assert sizes(crowd.ask(*range(8))) == [8]
 
 
-def test_one_long_pause_is_soon_forgotten() -> None:
-    """Who rested for a minute and then asks again at once is waited for again after a few times."""
+def test_a_returning_client_is_expected_again_soon_after_one_long_pause() -> None:
+    """After a pause of a minute and a few quick requests it is waited for again."""
     habit, returning = ArrivalStats(1), ExpectedReturns()
     returning.on_answered(habit, 0.0)
     returning.on_request(habit, 60.0)
@@ -216,23 +216,23 @@ def test_one_long_pause_is_soon_forgotten() -> None:
     assert habit.return_s < 2 * LOOP_S
 
 
-def test_who_is_in_a_hurry_does_not_wait_for_others() -> None:
-    """Its time would be up before those that are expected are back and all of them have run."""
+def test_an_urgent_request_does_not_wait_for_returning_clients() -> None:
+    """Its deadline would pass before the expected clients are back and the batch has run."""
     crowd = Crowd(16)
     crowd.learn()
     assert sizes(crowd.ask(*range(8), deadline=crowd.now + 0.003)) == [8]
 
 
-def test_nobody_waits_where_one_run_for_all_saves_nothing() -> None:
-    """A model whose runs take twice as long for twice as many gains nothing by it."""
+def test_a_batch_waits_for_no_client_where_batching_gains_nothing() -> None:
+    """A model whose runs take twice as long for twice as many requests gains nothing."""
     crowd = Crowd(16)
     crowd.shared.replace_times({1: 0.002, 8: 0.016, 16: 0.032, 32: 0.064})
     crowd.learn()
     assert sizes(crowd.ask(*range(8))) == [8]
 
 
-def test_a_thread_that_waits_for_its_run_begins_it_when_the_others_do_not_come() -> None:
-    """Nobody else may be there to do so: a gateway's thread takes its turn by itself."""
+def test_a_waiting_thread_starts_its_own_run_when_expected_clients_do_not_come() -> None:
+    """No other thread may be there to do so, for example in a gateway."""
     turns, gate, shared = Scheduler(1, 10), Gate(), pace(most=8, enough=8, seconds={1: 0.04, 8: 0.05})
     gate.leave.set()
     gone = ArrivalStats(1, return_s=0.02)
@@ -240,8 +240,8 @@ def test_a_thread_that_waits_for_its_run_begins_it_when_the_others_do_not_come()
     assert turns.submit_and_wait(Job(1, gate.run, shared)) == 2
 
 
-def test_large_runs_are_tried_again_after_a_measurement_that_said_they_take_long() -> None:
-    """It was taken while the machine was busy: with each run of fewer it is believed less."""
+def test_large_batches_are_tried_again_after_a_pessimistic_measurement() -> None:
+    """It was taken while the machine was busy: each smaller run lowers its weight."""
     known = pace(most=32, enough=8, seconds={1: 0.002, 16: 0.004, 32: 0.04})
     for _ in range(200):
         known.record(16, 0.004)
@@ -264,7 +264,7 @@ class Interrupted(dict[int, float]):
         return iter(sizes)
 
 
-def test_what_is_measured_amid_a_run_does_not_spoil_its_end() -> None:
+def test_a_measurement_during_a_run_lost_the_runs_result() -> None:
     """Another engine's seconds take the place of all that were known, at any moment: sizes that it was not measured for
     were looked for among them, and a run that had gone well was never told to those who waited for it."""
     known = pace(most=8, enough=2)
@@ -275,7 +275,7 @@ def test_what_is_measured_amid_a_run_does_not_spoil_its_end() -> None:
     assert 0.003 < known.expected_s(5) < 0.004
 
 
-def test_one_hiccup_says_little_of_the_next_run() -> None:
+def test_one_slow_run_changes_the_estimate_little() -> None:
     """A run that took a hundred times as long counts as one that took twice as long."""
     known = pace(most=8, enough=2, seconds={1: 0.002, 8: 0.004})
     known.record(8, 0.4)
@@ -285,8 +285,8 @@ def test_one_hiccup_says_little_of_the_next_run() -> None:
 # Refused
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    """Busy, with the time that what waits will take."""
+def test_a_full_queue_refuses_with_a_retry_time() -> None:
+    """Busy, with the time that the waiting requests will take."""
     waiting, known = RunQueue(1, 2), pace(seconds={1: 2.0})
     admitted(waiting, job(known), job(known), job(known))
     with pytest.raises(Busy) as refusal:
@@ -295,7 +295,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     assert refusal.value.retry_after_s == pytest.approx(6.0)
 
 
-def test_one_that_cannot_be_done_in_time_is_refused_at_once() -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     """Given what waits; where nothing waits it is tried, whatever was measured before."""
     waiting, known = RunQueue(1, 10), pace(seconds={1: 1.0})
     assert len(admitted(waiting, job(known, deadline=0.1))) == 1
@@ -315,8 +315,8 @@ def test_one_client_may_not_crowd_out_others() -> None:
         waiting.admit(job(client="greedy"), 0.0)
 
 
-def test_where_all_places_are_taken_the_greediest_gives_way() -> None:
-    """Its newest request, for a client that has fewer; never for one that has as many."""
+def test_a_full_queue_displaces_the_newest_request_of_the_client_with_most() -> None:
+    """For a client that has fewer; never for one that has as many."""
     waiting = RunQueue(1, 3)
     greedy = [job(client="greedy") for _ in range(4)]
     admitted(waiting, *greedy)
@@ -330,8 +330,8 @@ def test_where_all_places_are_taken_the_greediest_gives_way() -> None:
     assert not isinstance(refusal.value, FairShareExceeded) or "share" in str(refusal.value)
 
 
-def test_clients_without_a_name_share_one_queue() -> None:
-    """Without certificates nobody can be told from another."""
+def test_clients_without_a_certificate_count_as_one_client() -> None:
+    """Without certificates clients cannot be told apart."""
     waiting = RunQueue(1, 1)
     admitted(waiting, job(), job())
     with pytest.raises(Busy):
@@ -341,7 +341,7 @@ def test_clients_without_a_name_share_one_queue() -> None:
 # What is expected
 
 
-def test_what_a_run_takes_is_learnt_and_read_between_sizes() -> None:
+def test_run_times_are_learnt_and_interpolated_between_batch_sizes() -> None:
     """Between known sizes in proportion, beyond them never less; alone is the shortest of late."""
     known = RunTimes()
     assert (known.expected_s(), known.single_s) == (0.0, 0.0)
@@ -399,7 +399,7 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came")
 
 
-def test_each_of_those_that_run_together_gets_its_own() -> None:
+def test_each_request_of_a_batch_gets_its_own_result() -> None:
     """Three wait while one runs; the next run has all three, by one thread, and each its result."""
     turns, gate, shared = Scheduler(1, 10), Gate(), pace(most=8, enough=8)
     first = Asker(turns, Job(1, gate.run, shared))
@@ -416,8 +416,8 @@ def test_each_of_those_that_run_together_gets_its_own() -> None:
     assert (turns.waiting, turns.running, turns.longest_run_s()) == (0, 0, 0.0)
 
 
-def test_one_that_fails_among_several_fails_alone() -> None:
-    """The others of its run are answered."""
+def test_a_failing_request_of_a_batch_fails_alone() -> None:
+    """The others of its batch are answered."""
     turns, gate, shared = Scheduler(1, 10), Gate(), pace(most=8, enough=8)
     first = Asker(turns, Job(1, gate.run, shared))
     assert gate.begun.acquire(timeout=PATIENCE_S)
@@ -430,8 +430,8 @@ def test_one_that_fails_among_several_fails_alone() -> None:
     assert isinstance(rest[1].got, InferenceFailed)
 
 
-def test_nobody_runs_for_one_that_has_gone_or_is_late() -> None:
-    """They leave the queue, and are not in the run that they would have shared."""
+def test_late_and_abandoned_requests_leave_the_queue() -> None:
+    """They are not in the batch that they would have shared."""
     turns, gate, shared = Scheduler(1, 10, look_up_s=0.01), Gate(), pace(most=8, enough=8)
     first = Asker(turns, Job(1, gate.run, shared))
     assert gate.begun.acquire(timeout=PATIENCE_S)
@@ -448,8 +448,8 @@ def test_nobody_runs_for_one_that_has_gone_or_is_late() -> None:
     assert (first.got, staying.got, gate.sizes) == (2, 8, [1, 1])
 
 
-def test_a_place_is_given_back_whatever_happens_in_it() -> None:
-    """Also when what runs raises something that nobody foresaw."""
+def test_a_slot_is_released_whatever_a_run_raises() -> None:
+    """Also an exception that is not ours."""
     turns = Scheduler(1, 0)
 
     def broken(_: Sequence[int]) -> list[int]:
@@ -461,7 +461,7 @@ def test_a_place_is_given_back_whatever_happens_in_it() -> None:
     assert turns.submit_and_wait(job()) == 2
 
 
-def test_load_tells_what_others_make_of_a_request() -> None:
+def test_load_is_the_slowdown_by_other_requests() -> None:
     """1 for one alone; more for one that waited."""
     turns, gate, shared = Scheduler(1, 10), Gate(), RunTimes()
     gate.leave.set()

@@ -23,7 +23,7 @@ from edgesplit_cli.main import cli
 from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 from support import onnx_models as tiny
-from support.recut_repository import CLASS, fingerprint_for, made
+from support.recut_repository import CLASS, build_release, fingerprint_for
 from support.triton_schema import SCHEMA
 
 RELEASE = "ab" * 32
@@ -136,7 +136,7 @@ def test_an_invalid_server_address_is_refused_with_the_syntax(text: str) -> None
 
 def test_a_manifest_with_an_invalid_address_is_malformed() -> None:
     """A valid address is kept."""
-    one = made("chain", [tiny.prepared("chain").graph.layers[0].name]).with_plan(offload="triton://gpu")
+    one = build_release("chain", [tiny.prepared("chain").graph.layers[0].name]).with_plan(offload="triton://gpu")
     assert decode_manifest(encode_manifest(one.manifest)).plans[CLASS].offload == "triton://gpu"
     with pytest.raises(MalformedMessage, match="not the address"):
         decode_manifest(one.with_plan(offload="file:///etc").raw)
@@ -145,8 +145,8 @@ def test_a_manifest_with_an_invalid_address_is_malformed() -> None:
 def test_a_recut_keeps_the_server_address_of_its_base() -> None:
     """A stolen planner key cannot add another server, nor drop the signed one."""
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
-    base = made("chain", layers[:2]).with_plan(offload="triton://gpu")
-    recut = made("chain", layers[:4], recut_of=base.digest)
+    base = build_release("chain", layers[:2]).with_plan(offload="triton://gpu")
+    recut = build_release("chain", layers[:4], recut_of=base.digest)
     fingerprint = fingerprint_for("chain")
     check_recut(recut.with_plan(offload="triton://gpu").manifest, base.manifest, fingerprint)
     for address in ("triton://thief", ""):

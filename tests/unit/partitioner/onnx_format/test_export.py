@@ -21,7 +21,7 @@ from edgesplit.release.manifest import Manifest
 from edgesplit_partitioner.onnx_format.export import check_exportable
 from support import onnx_models as tiny
 from support.exported_halves import far_half, near_half
-from support.recut_repository import CLASS, made
+from support.recut_repository import CLASS, build_release
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,7 @@ def test_the_exported_remote_half_equals_its_slices_bit_for_bit(name: str, tmp_p
     """Cut anywhere, several times: subgraphs that capture, weights in two slices, several inputs and outputs."""
     graph, rng = tiny.prepared(name).graph, random.Random(name)
     sets = {tiny.closed_set(graph, rng) for _ in range(6)} - {frozenset(layer.name for layer in graph.layers)}
-    one = made(name, *sorted(sets, key=sorted), private_tensors=())
+    one = build_release(name, *sorted(sets, key=sorted), private_tensors=())
     feeds = tiny.feeds_of(tiny.prepared(name))
     for row in one.manifest.plans[CLASS].rows:
         if row.is_local:
@@ -48,7 +48,7 @@ def test_the_exported_remote_half_equals_its_slices_bit_for_bit(name: str, tmp_p
 @pytest.mark.parametrize("codec", boundary_codecs.LOSSY)
 def test_an_exported_half_decodes_lossy_codecs_like_our_server(codec: str, tmp_path: Path) -> None:
     """Encoded tensors are inputs under their own names and types, and the output has the bits of our own decoding."""
-    one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
+    one = build_release("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], codec)
     live = near_half(one, row, tmp_path, tiny.feeds_of(tiny.prepared("chain")))
     (sent,) = row.sends
@@ -70,7 +70,7 @@ def with_codec(row: Row, codec: str) -> Row:
 
 def test_an_unexportable_half_is_refused_with_an_alternative() -> None:
     """TFLite slices, pictures that are not decoded yet, unknown codecs, and a row without a remote half."""
-    one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
+    one = build_release("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row, local = one.manifest.plans[CLASS].rows
     check_exportable(one.manifest, row)
     for manifest, refused, what in (
@@ -90,7 +90,7 @@ def of_format(manifest: Manifest, name: str) -> Manifest:
 
 def test_an_exported_half_runs_with_all_optimisations() -> None:
     """As Triton opens it."""
-    one = made("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
+    one = build_release("chain", [layer.name for layer in tiny.prepared("chain").graph.layers][:2])
     row = with_codec(one.manifest.plans[CLASS].rows[0], "int8")
     raw = far_half(one, row).SerializeToString()
     assert onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"]).get_inputs()

@@ -1,4 +1,4 @@
-"""The pages' answers and events of two controller processes on PostgreSQL, whichever of them is asked."""
+"""The dashboard's views and events are the same in two controller processes on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Follower:
                     return
 
 
-def test_a_page_hears_of_a_change_whichever_process_it_follows(dashboard: Dashboard) -> None:
+def test_a_page_shows_changes_made_by_any_process(dashboard: Dashboard) -> None:
     """A device's row that another process writes, and a rollout that one of them is told to end."""
     followers = [Follower(dashboard) for _ in range(FOLLOWERS)]
     name = dashboard.names[2]

@@ -1,4 +1,4 @@
-"""What is known of devices, over a real broker and the API: evidence, late telemetry, logs from afar, death."""
+"""Telemetry, device state and log bundles, over a real broker and the API."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def listening(device: Device, *kinds: messages.TopicKind) -> None:
     device.fetch("metadata/timestamp.json", 100_000)
 
 
-def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored(up: Up, tmp_path: Path) -> None:
+def test_offline_telemetry_is_acknowledged_once_it_is_stored(up: Up, tmp_path: Path) -> None:
     """Under its own name, in its own time, once; what it measures now is what is shown."""
     device = enrolled(up, "pi-late", tmp_path)
     listening(device, "ack")
@@ -80,7 +80,7 @@ def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored
     device.session.stop()
 
 
-def test_a_device_that_dies_is_unknown_from_then_on(up: Up, tmp_path: Path) -> None:
+def test_state_of_a_dead_device_is_shown_as_unknown(up: Up, tmp_path: Path) -> None:
     """What it said last stays readable, as that; the fleet's counts follow."""
     device = enrolled(up, "pi-dead", tmp_path, group="hall")
     state = ModelState("digits", RELEASE, RELEASE, "running")
@@ -114,7 +114,7 @@ def test_a_device_that_dies_is_unknown_from_then_on(up: Up, tmp_path: Path) -> N
     assert up.ok("GET", "/v1/fleet")["devices"]["offline"] >= 1
 
 
-def test_a_devices_log_is_asked_for_and_comes_in_pieces(up: Up, tmp_path: Path) -> None:
+def test_a_device_log_bundle_is_requested_and_arrives_in_pieces(up: Up, tmp_path: Path) -> None:
     """The job reaches the device it is for, and its answer the operator who asked; another device hears of nothing."""
     device, other = enrolled(up, "pi-log", tmp_path), enrolled(up, "pi-other", tmp_path)
     listening(device, "job")
