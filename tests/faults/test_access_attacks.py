@@ -403,7 +403,7 @@ def test_every_change_is_in_the_log_before_it_is_made_and_how_it_ended(world: Ap
         ("alice", str(alice.peer.serial), "10.0.0.1")
     }
     assert lines[1]["request"] == lines[0]["request"] == gone.headers["x-request-id"]
-    assert [one["who"] for one in world.call("GET", "/v1/events", by=world.owner).json] == ["alice"]
+    assert [one["actor"] for one in world.call("GET", "/v1/events", by=world.owner).json] == ["alice"]
 
 
 def test_without_a_log_nothing_is_changed(world: ApiHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_two_cards_of_one_identity_are_told(up: Up, tmp_path: Path) -> None:
         card.connect()
     told = eventually("the copy", lambda: up.ok("GET", "/v1/devices/pi-copy")["copied"])
     assert told > 0
-    assert "device.copied" in [event["what"] for event in up.ok("GET", "/v1/events")]
+    assert "device.copied" in [event["action"] for event in up.ok("GET", "/v1/events")]
 
 
 # Offload server: by request, for a connection may outlive the right
@@ -184,7 +184,7 @@ def test_a_renewed_pair_is_used_and_the_old_one_ends_when_it_is_seen(up: Up, tmp
     assert folder.renewed_file.stat().st_mode & 0o777 == 0o600
     assert not list(folder.identity.glob("*trial*"))
     credentials(folder).client_context()
-    assert "device.renewed" in [event["what"] for event in up.ok("GET", "/v1/events")]
+    assert "device.renewed" in [event["action"] for event in up.ok("GET", "/v1/events")]
 
 
 def test_a_power_cut_while_renewing_leaves_a_pair_that_works(
@@ -299,7 +299,7 @@ def test_a_device_comes_back_from_long_absence_offloads_and_is_cut_off(tmp_path:
         (jpeg, _), *_ = frames(1)
         given = frame_input(jpeg)
         eventually("an offloaded answer", lambda: agent.infer("digits", given).report.row == "remote")
-        events = [event["what"] for event in cloud.api.get("/v1/events")]
+        events = [event["action"] for event in cloud.api.get("/v1/events")]
         assert "device.renewed" in events
         cloud.edgectl("device", "revoke", "pi-long", "--yes")
         eventually("an answer without the cloud", lambda: agent.infer("digits", given).report.row != "remote")

@@ -155,8 +155,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(
             f"  keeps {held['model']} {held['desired_release'][:16]} for devices behind it: {here} {held['detail']}"
         )
-    if heard := record.get("heard"):
-        out.print(sequence_line(heard))
+    if sequence := record.get("message_sequence"):
+        out.print(sequence_line(sequence))
     if power := (record.get("telemetry") or {}).get("power"):
         out.print(Text(power_line(power), "red" if power.get("under_voltage") else ""))
     for line in model_lines(record):

@@ -305,8 +305,8 @@ def _threshold_text(role: Mapping[str, Any]) -> str:
 
 
 def _keys_text(role: Mapping[str, Any]) -> str:
-    here = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if key["here"]]
-    elsewhere = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if not key["here"]]
+    here = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if key["on_controller"]]
+    elsewhere = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if not key["on_controller"]]
     parts = [f"{', '.join(here)} on the controller"] if here else []
     return "; ".join([*parts, *([f"{', '.join(elsewhere)} elsewhere"] if elsewhere else [])])
 

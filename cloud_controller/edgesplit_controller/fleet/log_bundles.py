@@ -178,5 +178,5 @@ def unpack(content: bytes) -> dict[str, Any]:
 
 def to_dict(row: LogBundleRow) -> dict[str, Any]:
     """A log bundle as the API returns it, without its content."""
-    names = ("id", "device", "who", "requested", "state", "reason", "total", "received")
-    return {name: getattr(row, name) for name in names}
+    names = ("id", "device", "requested", "state", "reason", "total", "received")
+    return {**{name: getattr(row, name) for name in names}, "requested_by": row.who}

@@ -97,7 +97,7 @@ def proposal_view(row: ProposalRow) -> dict[str, Any]:
     return {
         "id": row.id, "state": row.state, "model": row.model, "release": row.release, "device_class": row.device_class,
         "group": row.group or None, "devices": row.devices, "created": row.created, "decided": row.decided,
-        "who": row.who or None, "result": row.result or None, **row.summary,
+        "decided_by": row.who or None, "result": row.result or None, **row.summary,
     }  # fmt: skip
 
 

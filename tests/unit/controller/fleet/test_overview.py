@@ -163,7 +163,7 @@ def test_messages_out_of_order_are_counted_and_shown(world: FleetHarness) -> Non
     world.birth("cam", session=3)
     for session, sequence in ((3, 0), (3, 4), (3, 2), (3, 2), (2, 9)):
         world.tell("cam", sequence, session=session)
-    heard = world.shown("cam")["heard"]
+    heard = world.shown("cam")["message_sequence"]
     assert (heard["missing"], heard["again"], heard["earlier"], heard["older"]) == (2, 1, 1, 1)
     assert sequence_line(heard) == "telemetry 4 of session 3; 2 lost, 1 twice, 1 out of order, 1 of older sessions"
     assert world.shown("cam")["telemetry"]["sequence"] == 4
@@ -197,7 +197,10 @@ def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: s
     ]  # fmt: skip
     assert [one["at"] for one in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
     shown = world.shown("cam")
-    assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
+    assert shown["telemetry"]["session"] == 5 and (
+        shown["message_sequence"]["from_backlog"],
+        shown["message_sequence"]["again"],
+    ) == (3, 3)
 
 
 def test_a_device_is_told_about_once_a_minute_what_was_stored(world: FleetHarness) -> None:
@@ -217,7 +220,7 @@ def test_late_telemetry_that_is_too_large_is_refused_alone(world: FleetHarness) 
     huge = telemetry(1, 7, *(TelemetryWindow(model=f"m{n}", release="r" * 100, row="x" * 200) for n in range(100)))
     world.devices.ingest([("cam", late(1, huge, telemetry(1, 8)))])
     assert [one["sequence"] for one in world.devices.history("cam")] == [8]
-    assert world.shown("cam")["heard"]["refused"] == 1
+    assert world.shown("cam")["message_sequence"]["refused"] == 1
 
 
 def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> None:
@@ -364,7 +367,7 @@ def test_a_device_with_another_key_begins_anew(world: FleetHarness) -> None:
     world.tell("cam", power=PowerState(under_voltage=True))
     with world.database.write() as session:
         ingest.delete_reported_state(session, "cam")
-    assert world.shown("cam")["heard"] is None and world.shown("cam")["conditions"] == []
+    assert world.shown("cam")["message_sequence"] is None and world.shown("cam")["conditions"] == []
     assert world.fleet.overview()["models"] == []
 
 

@@ -168,7 +168,9 @@ def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(w
 
     (one,) = world.open()
     assert one["state"] == "open" and one["devices"] == ["one", "three", "two"]
-    assert one["gain"] > 0.1 and "saves" in one["reason"] and one["basis"] == "measured" and one["heard"] == 3
+    assert (
+        one["gain"] > 0.1 and "saves" in one["reason"] and one["basis"] == "measured" and one["measured_devices"] == 3
+    )
     assert [row["name"] for row in one["rows"]] == ["local"] and one["proposed_rows"][0]["name"] != "local"
     assert not world.rolled_out
     assert [what for what, _ in world.events()] == ["replan.policy", "replan.proposed"]
@@ -193,7 +195,7 @@ def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: ReplanHarnes
         and wanted.request.stages[0] == "10%"
         and options["proposal"] == done["id"]
     )
-    assert (done["state"], done["who"], done["result"]) == ("applied", "ada", release)
+    assert (done["state"], done["decided_by"], done["result"]) == ("applied", "ada", release)
     planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
     assert sum(manifest.plans[CLASS].slice_s.values()) == pytest.approx(40.0 * sum(planned.values()), rel=0.01)
     assert manifest.plans[CLASS].basis == "measured:"
@@ -264,7 +266,7 @@ def test_off_does_nothing_and_still_shows_the_drift(world: ReplanHarness) -> Non
     world.replanner.replan_all()
     (found,) = world.replanner.drift_report("small")
     assert not world.open() and found["policy"] == "off" and found["moves"]
-    assert {one["what"] for one in found["drift"]} >= {"uplink", "round trip"}
+    assert {one["quantity"] for one in found["drift"]} >= {"uplink", "round trip"}
 
 
 def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: ReplanHarness) -> None:

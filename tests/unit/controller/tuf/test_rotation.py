@@ -630,9 +630,9 @@ def test_show_tells_where_each_key_lies(operator: Operator) -> None:
     operator.move_away()
     roles = {one["role"]: one for one in operator.rotation.view()["roles"]}
 
-    assert [key["here"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
-    assert [key["here"] for key in roles["targets"]["keys"]] == [False]
-    assert all(roles[name]["keys"][0]["here"] for name in ("snapshot", "timestamp", "director"))
+    assert [key["on_controller"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
+    assert [key["on_controller"] for key in roles["targets"]["keys"]] == [False]
+    assert all(roles[name]["keys"][0]["on_controller"] for name in ("snapshot", "timestamp", "director"))
     assert roles["root"]["version"] == 2 and roles["targets"]["expires"] > operator.world.now
     assert roles["root"]["keys"][0]["keyid"] in key_ids(operator, "root")
 
