@@ -249,7 +249,7 @@ def test_a_renewal_comes_over_a_connection_that_shows_the_certificate(up: Up, tm
     good = Renewal(certificate_pem=held.certificate_file.read_text(), csr_pem=csr_pem, signature=signature)
     for shown in (None, credentials(other)):
         status, answer = up.call("POST", "/v1/renew", json.loads(encode_document(good)), token=None, as_=shown)
-        assert status == 401 and "over a connection that shows it" in answer["error"]
+        assert status == 401 and "over a connection that presents it" in answer["error"]
 
 
 def test_the_operators_token_alone_opens_nothing(up: Up, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def accept(data: Path, /, number: int, as_json: bool) -> None:
     result = connect(data).post(f"/v1/proposals/{number}/accept", {})
     devices = result["devices"]
     recipients = ", ".join(devices) if len(devices) <= MAX_NAMED else f"{len(devices)} devices"
-    text = f"release {result['result'][:16]}… is on its way to {recipients}; see `edgectl rollout status`"
+    text = f"release {result['result'][:16]}… is being rolled out to {recipients}; see `edgectl rollout status`"
     print_result(result, as_json, text)
 
 

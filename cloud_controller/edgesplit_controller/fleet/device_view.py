@@ -88,16 +88,16 @@ def conditions(device: Device, state: State, page: DevicePage, now: float) -> li
     ]  # fmt: skip
     session_row, flood = page.sessions.get(device.name), page.floods.get(device.name)
     if (copied := page.copied.get(device.name)) is not None:
-        result.append(_condition("copied", copied, "two agents took turns under its name"))
+        result.append(_condition("copied", copied, "two agents connect alternately under its name"))
     if flood is not None and flood.held_until > now:
-        result.append(_condition("flooding", flood.at, f"held off, {flood.times} times in a row"))
+        result.append(_condition("flooding", flood.at, f"quarantined, {flood.times} times in a row"))
     expires = page.certificates.get(device.name)
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
-        remaining = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
+        remaining = f"it expires in {(expires - now) / 86_400:.0f} days" if expires > now else "it has expired"
         result.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, remaining))
     since = session_row.unresponsive_since if session_row is not None and online else None
     if since is not None and since < now - causes.UNRESPONSIVE_S:
-        result.append(_condition("unresponsive", since, "it is here and does not act upon its newest statement"))
+        result.append(_condition("unresponsive", since, "it is online and does not apply its newest statement"))
     return sorted(result, key=lambda condition: float(condition["since"]))
 
 

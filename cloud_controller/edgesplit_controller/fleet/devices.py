@@ -499,7 +499,7 @@ def _matching(target: Selector, devices: Sequence[Device]) -> list[Device]:
     if not devices:
         raise Conflict("no device is enrolled yet: `edgectl device claim NAME` makes a claim for one")
     if not matching:
-        raise NotFound(f"no device is meant by {target.text[:80]!r}")
+        raise NotFound(f"no device matches {target.text[:80]!r}")
     return matching
 
 
@@ -556,7 +556,7 @@ def _count_starts(session: Session, device: str, mark: str, now: float) -> None:
 
 
 def _trim(session: Session, name: str) -> None:
-    """Delete telemetry rows of a device beyond the newest `HISTORY`."""
+    """Delete telemetry rows of a device beyond the newest `MAX_TELEMETRY_ROWS`."""
     order = (TelemetryRow.at.desc(), TelemetryRow.id.desc())
     of_device = select(TelemetryRow.at, TelemetryRow.id).where(TelemetryRow.device == name)
     oldest_kept = session.execute(of_device.order_by(*order).offset(MAX_TELEMETRY_ROWS).limit(1)).first()

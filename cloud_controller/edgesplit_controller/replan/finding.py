@@ -110,7 +110,7 @@ def _server_pairs(
             if (row.sends, row.codecs, row.compress) == (sent.tensors, sent.codecs, sent.compress)
         )
         pairs += [(f"sent by {row.name}", "bytes", float(row.up_bytes), sent.bytes) for row in matching]
-    return [*pairs, ("server beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else pairs
+    return [*pairs, ("server overhead beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else pairs
 
 
 def row_views(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class Proposals:
         current = {(unit.release, unit.device_class, unit.policy.group) for unit in units}
         for row in self.all(open_only=True):
             if (row.release, row.device_class, row.group) not in current:
-                self.decide(row.id, SUPERSEDED, CONTROLLER, now, why="the devices are to run another release")
+                self.decide(row.id, SUPERSEDED, CONTROLLER, now, why="the devices are assigned another release by now")
 
 
 def proposal_view(row: ProposalRow) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _write_slice(folder: Path, cut: CutSlice) -> None:
 def _check_cuts(
     workspace: _Workspace, cuts: Sequence[_PlannedCut], limit_s: float, jobs: int | None, progress: Progress | None
 ) -> list[Cut]:
-    """Check every cut, on several child processes at once; returns the results in the order of `wanted`."""
+    """Check every cut, on several child processes at once; returns the results in the order of `cuts`."""
     workers = max(1, min(jobs or min(MAX_CHILDREN, os.cpu_count() or 1, len(cuts) // MIN_CUTS_PER_CHILD), len(cuts)))
     work_queue = _CutQueue(workspace, cuts, limit_s, progress)
     with ThreadPoolExecutor(workers) as pool:

@@ -153,7 +153,7 @@ class SimulatedEngine:
         """The result of a request and the seconds until it is known."""
         choice = self._select_row(release, model, deadline_s)
         if choice is None:
-            raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
+            raise LinkError("the plan has no fallback, and the cloud does not answer")
         row = choice.row
         expected_s = plans.latency_s(row, self.conditions)
         device_s = self._run_on_device(release, row) if row.device else 0.0

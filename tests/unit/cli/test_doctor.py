@@ -88,7 +88,7 @@ def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None
     ("path", "change", "name", "level"),
     [
         ("/v1/status", {"version": "9.9"}, "version", "warning"),
-        ("/v1/keys", {"notices": ["the root key lies on this controller"]}, "keys", "warning"),
+        ("/v1/keys", {"notices": ["the root key is stored on this controller"]}, "keys", "warning"),
     ],
 )
 def test_what_is_wrong_is_found_and_comes_with_what_to_do(

@@ -24,7 +24,13 @@ DRIFT: dict[str, Any] = {
     "drift": [
         {"quantity": "uplink", "unit": "bytes/s", "assumed": 2e6, "measured": 1e6, "factor": 0.5},
         {"quantity": "sent by remote", "unit": "bytes", "assumed": 4096.0, "measured": 8192.0, "factor": 2.0},
-        {"quantity": "server beside the layers", "unit": "s", "assumed": 0.0, "measured": 0.002, "factor": None},
+        {
+            "quantity": "server overhead beside the layers",
+            "unit": "s",
+            "assumed": 0.0,
+            "measured": 0.002,
+            "factor": None,
+        },
     ],
 }
 PROPOSAL: dict[str, Any] = {

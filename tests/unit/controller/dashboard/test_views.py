@@ -94,7 +94,7 @@ def test_every_kind_of_trouble_is_a_cause() -> None:
     reported = {"safe_mode": "3 starts in a row", "statement_problem": "expired", "models": []}
     told = {"models": [{"problem": "worker lost"}], "power": {"under_voltage": True}}
     words = [one["cause"].split(":")[0] for one in failure_causes(reported, told)]
-    assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
+    assert words == ["safe mode", "refused", "degraded", "under-voltage"]
     assert failure_causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
 
 

@@ -320,7 +320,9 @@ def test_old_bundles_and_those_that_never_came_are_dropped(tmp_path: Path) -> No
     desk.say("cam", pieces(asked["id"], CONTENT)[0])
     desk.world.now += RETENTION_S["requested"] + 1
     desk.bundles.trim()
-    assert [(one["state"], one["reason"]) for one in desk.bundles.of_device("cam")] == [("corrupt", "it never came")]
+    assert [(one["state"], one["reason"]) for one in desk.bundles.of_device("cam")] == [
+        ("corrupt", "it did not arrive in time")
+    ]
     desk.say("cam", *pieces(asked["id"], CONTENT))
     assert desk.bundles.of_device("cam")[0]["state"] == "corrupt"
     desk.world.now += RETENTION_S["complete"]

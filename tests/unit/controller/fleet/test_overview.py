@@ -154,7 +154,7 @@ def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
     (found,) = world.shown("cam")["differences"]
     assert (found["kind"], found["running"]) == ("not applied", OTHER)
     (line,) = model_lines(world.shown("cam"))
-    assert "not applied (it acts upon statement 7, and 8 was said)" in line.plain
+    assert "not applied (it has applied statement 7, and 8 is published)" in line.plain
 
 
 def test_messages_out_of_order_are_counted_and_shown(world: FleetHarness) -> None:
@@ -348,11 +348,11 @@ def test_a_condition_begins_once_and_ends(world: FleetHarness) -> None:
         world.tell("cam", number, power=PowerState(clock_ratio=speed))
         world.now += 2.0
     (found,) = world.shown("cam")["conditions"]
-    assert (found["since"], found["text"], found["current"]) == (NOW, "its clock is capped at 50%", True)
+    assert (found["since"], found["text"], found["current"]) == (NOW, "its CPU clock is capped at 50%", True)
     world.now += 60.0
     (found,) = world.shown("cam")["conditions"]
     assert found["current"] is False
-    assert "when it was last heard" in condition_line(found).plain
+    assert "at its last message" in condition_line(found).plain
     world.tell("cam", 2, power=PowerState(clock_ratio=1.0))
     assert world.shown("cam")["conditions"] == []
 

@@ -78,7 +78,7 @@ def test_noise_moves_nothing(seed: int) -> None:
     """Everything as planned, give or take a fifth."""
     noisy = replace(fleet(), noise=0.2, seed=seed)
     found = verdict(told_by(noisy))
-    assert not found.moves and "serves what was measured" in found.reason, found
+    assert not found.moves and "fits the measurements" in found.reason, found
 
 
 def test_a_link_that_the_table_knows_is_no_reason() -> None:
@@ -99,7 +99,7 @@ def test_an_outage_of_a_while_moves_nothing() -> None:
     """The newer part of what was watched is bad, the older was good."""
     links = [LINK] * 10 + [THIN] * 10
     found = verdict(told_by(fleet(**ENERGY), links=links), **ENERGY)
-    assert not found.moves and "only for a part of the time" in found.reason, found
+    assert not found.moves and "only for a part of the observed time" in found.reason, found
 
 
 def test_a_swinging_link_does_not_make_the_table_swing() -> None:
@@ -157,11 +157,11 @@ def test_what_is_missing_is_said() -> None:
     told = told_by(Fleet(plan), moments=8)
     assert (
         missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=9, observe_s=1.0))
-        == "5 of 9 devices have told enough"
+        == "5 of 9 devices have reported enough"
     )
     assert (
         missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=2, observe_s=60.0))
-        == "watched for 14 of 60 s"
+        == "observed for 14 of 60 s"
     )
     assert not missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=2, observe_s=14.0))
     assert "0 of 2" in missing_evidence(

@@ -273,7 +273,7 @@ def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: R
     """Nor is one: `--devices` is the operator's word."""
     world.tell(40.0, names=NAMES[:2])
     world.replanner.replan_all()
-    assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have told enough"
+    assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have reported enough"
     world.replanner.set_policy("small", [], {"least_devices": 2})
     world.replanner.replan_all()
     assert len(world.open()) == 1
@@ -336,7 +336,7 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
 
 def test_what_one_device_measured_is_a_costs_file(world: ReplanHarness) -> None:
     """Its seconds, as they were at work, by whom and over how many requests; and why there is none."""
-    with pytest.raises(UsageError, match="has not told yet"):
+    with pytest.raises(UsageError, match="has not reported yet"):
         world.replanner.costs_measured_on("small", world.devices[0])
     world.tell(40.0, names=("one",))
     found = world.replanner.costs_measured_on("small", world.devices[0])
@@ -348,7 +348,7 @@ def test_what_one_device_measured_is_a_costs_file(world: ReplanHarness) -> None:
     assert sum(one["predicted_s"] for one in found["slices"]) == pytest.approx(sum(planned.values()))
     with world.database.write() as session:
         session.execute(delete(Desired).where(Desired.device == "two"))
-    with pytest.raises(UsageError, match="is not to run small@1"):
+    with pytest.raises(UsageError, match="is not assigned small@1"):
         world.replanner.costs_measured_on("small", next(one for one in world.devices if one.name == "two"))
 
 
@@ -363,7 +363,7 @@ def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: Repla
     assert not cellar.list_proposals() and not cellar.drift_report()
     with pytest.raises(NotFound):
         cellar.dismiss(mine["id"])
-    with pytest.raises(UsageError, match="groups of yours: cellar"):
+    with pytest.raises(UsageError, match="groups of your own: cellar"):
         cellar.set_policy("small", [], {"mode": "auto"})
     with pytest.raises(NotFound):
         cellar.set_policy("small", ["roof"], {"mode": "auto"})

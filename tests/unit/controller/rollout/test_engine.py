@@ -406,7 +406,7 @@ def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: Ro
     world.settle(seconds=61.0, most=15)
     assert world.state(number) == "aborted"
     one = world.members(number)["cam-001"]
-    assert one["state"] == "timed out" and one["cause"] == "it has not said yet that it went back"
+    assert one["state"] == "timed out" and one["cause"] == "it has not confirmed the rollback yet"
     world.fleet["cam-001"].mood = "good"
     world.state_all()
     world.work(times=4)
@@ -464,7 +464,7 @@ def test_a_rollout_is_bounded(world: RolloutHarness, monkeypatch: pytest.MonkeyP
     world.enrol("a")
     monkeypatch.setattr(engine, "MOST_ACTIVE", 1)
     world.deploy(NEW)
-    with pytest.raises(Conflict, match="1 rollouts are on their way"):
+    with pytest.raises(Conflict, match="1 rollouts are active"):
         world.deploy(NEWER)
     with pytest.raises(UsageError, match="at most 20000"):
         world.rollouts.checked_terms(ALL_AT_ONCE, 20_001)

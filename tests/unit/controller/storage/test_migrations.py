@@ -140,7 +140,8 @@ def test_fields_of_stored_proposals_carry_their_new_names(database_url: str) -> 
     with database.read() as session:
         (row,) = session.query(ProposalRow).all()
         assert row.summary == {
-            "reason": "slow", "measured_devices": 2, "drift": [{"quantity": "uplink"}], "rows": [{"split_after": "conv1"}],
+            "reason": "slow", "measured_devices": 2, "drift": [{"quantity": "uplink"}],
+            "rows": [{"split_after": "conv1"}],
         }  # fmt: skip
     database.close()
 

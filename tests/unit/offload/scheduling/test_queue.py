@@ -397,7 +397,7 @@ def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         threading.Event().wait(0.002)
-    raise AssertionError("it never came")
+    raise AssertionError("it did not arrive in time")
 
 
 def test_each_of_those_that_run_together_gets_its_own() -> None:

@@ -76,7 +76,7 @@ def test_a_half_that_no_onnxruntime_runs_is_refused_with_what_would_do() -> None
         (of_format(one.manifest, "tflite"), row, "edgectl offload serve"),
         (of_format(one.manifest, "input"), row, "--offload URL"),
         (one.manifest, with_codec(row, "int4"), "int4"),
-        (one.manifest, local, "answers alone"),
+        (one.manifest, local, "no remote half"),
     ):
         with pytest.raises(ModelRefused, match=what):
             check_exportable(manifest, refused)

@@ -367,7 +367,7 @@ def test_a_claim_is_for_the_device_that_gets_it(tmp_path: Path) -> None:
 def test_a_controller_at_a_loopback_address_is_warned_of(tmp_path: Path) -> None:
     """No device would find it."""
     at = make_claim(tmp_path / "claim.json", controller_url="https://127.0.0.1:8443")
-    assert "no device finds it" in why_unreachable(at.read_bytes())
+    assert "none of them can reach" in why_unreachable(at.read_bytes())
     assert not why_unreachable(make_claim(at).read_bytes())
 
 
