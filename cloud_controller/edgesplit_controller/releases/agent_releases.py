@@ -72,7 +72,7 @@ class AgentReleases:
             existing = [one for one in model.shown["builds"] if (one["python"], one["machine"]) == platform]
             if existing and existing[0]["sha256"] != whole:
                 raise Conflict(
-                    f"agent {version} for {target} is here already, with other wheels: a version is never changed,"
+                    f"agent {version} for {target} exists already, with other wheels: a version is immutable,"
                     " so give this one another number"
                 )
             if not existing:

@@ -201,7 +201,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path, postgres: Postgres) -> None
     """Neither a file, nor a folder with something in it, nor a database; with force the folder is kept aside."""
     place = Place(tmp_path)
     place.backup()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         place.backup()
     place.backup(replace=True)
     with pytest.raises(UsageError, match="not empty"):

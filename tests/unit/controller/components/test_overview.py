@@ -87,7 +87,7 @@ def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: FleetHarnes
     noting(world, 2, lambda: ProbeResult("broker", "bad", "gone")).step()
     world.now += OUTDATED_S + 1
     found = named(parts_of(world, tmp_path).to_dicts(), "broker")
-    assert found["state"] == "unknown" and "then: gone" in found["text"] and found["remedy"]
+    assert found["state"] == "unknown" and "last result: gone" in found["text"] and found["remedy"]
     noting(world, 1, lambda: ProbeResult("broker", "good", "here")).step()
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
 
@@ -126,7 +126,7 @@ def test_database_disk_histories_and_processes_are_always_told(world: FleetHarne
     shown = parts_of(world, tmp_path, behind=1_000_000).to_dicts()
     assert {"database", "disk", "histories", "processes"} == {one["name"] for one in shown}
     assert named(shown, "histories")["state"] == "bad" and "answers in" in named(shown, "database")["text"]
-    assert named(shown, "processes")["text"] == "1 is here"
+    assert named(shown, "processes")["text"] == "1 process runs"
     assert {one["name"] for one in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
 
 

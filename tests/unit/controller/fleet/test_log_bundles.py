@@ -270,7 +270,7 @@ def test_a_device_is_asked_once_at_a_time_and_only_where_it_is_there(tmp_path: P
     assert len(desk.bundles.of_device("cam")) == MAX_BUNDLES
     desk.world.devices.ingest([("cam", messages.Death(1))])
     desk.world.now += REQUEST_TIMEOUT_S + 1
-    with pytest.raises(Conflict, match="is not here"):
+    with pytest.raises(Conflict, match="is not online"):
         desk.bundles.request("cam", "me")
     with pytest.raises(NotFound):
         desk.bundles.request("stranger", "me")

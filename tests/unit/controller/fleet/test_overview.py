@@ -138,7 +138,7 @@ def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: FleetHarness)
         assert not shown["facts"]["telemetry"]["current"] and not shown["facts"]["reported"]["current"]
     assert shown["facts"]["telemetry"]["age_s"] == 60.0
     (line,) = model_lines({**shown, "differences": []})
-    assert "unknown" in line.plain and "running" in line.plain and "said" in line.plain
+    assert "unknown" in line.plain and "running" in line.plain and "reported" in line.plain
 
 
 def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
@@ -406,7 +406,7 @@ def test_a_releases_health_is_one_line() -> None:
     line = health_line(whole)
     assert line.plain.strip() == (
         "digits aaaaaaaaaaaa for 5 min: 50 requests, 1 failed, 2 fallbacks, p95 12.3 ms, 1.0 MiB of memory, "
-        "drift 25.00%, another first place, golden inputs answered"
+        "drift 25.00%, another top-1, golden inputs answered"
     )
     assert line.style == "yellow"
     bare = {"model": "m", "release": "r", "active_s": 1.0, "requests": 0, "failed": 0, "fallbacks": 0}

@@ -183,8 +183,8 @@ def test_wrong_signatures_are_refused_and_change_nothing(operator: Operator) -> 
     other = operator.key("root-2").keyid
     for forged, why in (
         (ExternalSignature("0" * 64, good["sig"]), "is no root key"),
-        (ExternalSignature(other, good["sig"]), "does not fit"),
-        (ExternalSignature(good["keyid"], "00" * 64), "does not fit"),
+        (ExternalSignature(other, good["sig"]), "does not match"),
+        (ExternalSignature(good["keyid"], "00" * 64), "does not match"),
     ):
         with pytest.raises(TrustError, match=why):
             operator.rotation.add_signatures([forged], [])

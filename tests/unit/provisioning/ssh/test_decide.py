@@ -176,9 +176,9 @@ def test_a_batch_that_is_none_says_where(tmp_path: Path, text: str) -> None:
 
 def test_two_machines_cannot_have_one_name() -> None:
     """Nor can one machine be adopted twice at once."""
-    with pytest.raises(UsageError, match="one name twice"):
+    with pytest.raises(UsageError, match="the same name twice"):
         check_distinct([Host(target="a", name="cam"), Host(target="b", name="cam")])
-    with pytest.raises(UsageError, match="one machine twice"):
+    with pytest.raises(UsageError, match="the same machine twice"):
         check_distinct([Host(target="a"), Host(target="a")])
     check_distinct([Host(target="a"), Host(target="a", port=2222)])
 
