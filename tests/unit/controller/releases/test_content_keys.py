@@ -111,7 +111,7 @@ def test_another_secret_makes_no_keys_for_a_release(tmp_path: Path) -> None:
     path.write_bytes(backup)
     assert load_or_make_content_keys(path).wrap_for_device(device("pi4"), DIGEST, sealed)
     path.write_bytes(backup[:-1])
-    with pytest.raises(UsageError, match="spoiled"):
+    with pytest.raises(UsageError, match="corrupt"):
         load_or_make_content_keys(path)
     assert path.read_bytes() == backup[:-1]
 

@@ -162,7 +162,7 @@ def test_a_record_that_is_spoilt_is_not_acted_upon(tmp_path: Path) -> None:
     """Nothing is taken back by guess."""
     path = make_tree(tmp_path)
     (path / RECORD).write_text("{")
-    with pytest.raises(UsageError, match="spoilt"):
+    with pytest.raises(UsageError, match="corrupt"):
         restore_files(path)
 
 
