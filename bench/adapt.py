@@ -108,11 +108,12 @@ def sweep(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
     return [
         Cell(
             device.name, trace.name, name, getattr(every[name], "row", ""),
-            mean_s(one), p95_s(one), mean_s(one) / oracle_s, p95_s(one) / local_s,
-            sum(each.joules for each in one) / len(one), _part(each.sent for each in one),
-            _part(each.hedged for each in one), switches(one), sum(not each.in_time for each in one), took[name],
+            mean_s(results), p95_s(results), mean_s(results) / oracle_s, p95_s(results) / local_s,
+            sum(outcome.joules for outcome in results) / len(results), _part(outcome.sent for outcome in results),
+            _part(outcome.hedged for outcome in results), switches(results),
+            sum(not outcome.in_time for outcome in results), took[name],
         )
-        for name, one in outcomes.items()
+        for name, results in outcomes.items()
     ]  # fmt: skip
 
 
@@ -199,10 +200,10 @@ def _drive(scene: Scenario, hedge_part: float, forced: str, took: list[float], l
 def targets_of(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> list[Target]:
     """The targets, each measured at the worst cell."""
     mine = [cell for cell in cells if cell.policy == REFERENCE_POLICY]
-    raced = [one for one in real if one["policy"] == REFERENCE_POLICY]
-    over_oracle = max((one["mean_s"] / one["oracle_mean_s"] for one in raced), default=None)
-    over_local = max((one["p95_s"] / one["all_local_s"] for one in raced), default=None)
-    lost = sum(cell.lost for cell in mine) + sum(one["lost"] for one in raced)
+    raced = [run for run in real if run["policy"] == REFERENCE_POLICY]
+    over_oracle = max((run["mean_s"] / run["oracle_mean_s"] for run in raced), default=None)
+    over_local = max((run["p95_s"] / run["all_local_s"] for run in raced), default=None)
+    lost = sum(cell.lost for cell in mine) + sum(run["lost"] for run in raced)
     return [
         Target("hedged: worst mean over the oracle's (emulated)", max(c.over_oracle for c in mine), NEAR_ORACLE),
         Target("hedged: worst p95 over all-local's (emulated)", max(c.over_local for c in mine), MAX_OVER_STATIC),
@@ -233,11 +234,11 @@ def show(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> None:
             f"  {cell.over_oracle:5.2f} of oracle  {cell.over_local:5.2f} of all-local's p95  {cell.joules:5.2f} J"
             f"  sent {cell.sent:4.0%} hedged {cell.hedged:4.0%} lost {cell.lost}"
         )
-    for one in real:
+    for run in real:
         print(
-            f"  real engine, emulated device and link: {one['device']} {one['trace']} {one['policy']}: "
-            f"mean {one['mean_s'] * 1e3:.0f} (rehearsed {one['rehearsed_mean_s'] * 1e3:.0f}, "
-            f"oracle {one['oracle_mean_s'] * 1e3:.0f}) p95 {one['p95_s'] * 1e3:.0f} lost {one['lost']}"
+            f"  real engine, emulated device and link: {run['device']} {run['trace']} {run['policy']}: "
+            f"mean {run['mean_s'] * 1e3:.0f} (rehearsed {run['rehearsed_mean_s'] * 1e3:.0f}, "
+            f"oracle {run['oracle_mean_s'] * 1e3:.0f}) p95 {run['p95_s'] * 1e3:.0f} lost {run['lost']}"
         )
 
 

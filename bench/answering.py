@@ -152,7 +152,7 @@ def opens_after_s(fault: Fault, *rows: Row) -> float:
             while ask(engine) != CUT.name:
                 sleep(PERIOD_S)
             requests = [application.submit(ask, engine) for _ in range(3)]
-            [one.result() for one in requests]
+            [request.result() for request in requests]
             fault(process, link)
             began = perf_counter()
             while engine.breaker.is_allowing and perf_counter() - began < TIMEOUT_S:

@@ -367,7 +367,7 @@ def measure_large_releases(world: World, results: dict[str, Any]) -> list[Target
         while not fetched.ready():
             fetched.wait(0.05)
             most = max(most, anonymous_bytes())
-        complete = sum(one == LARGE_BYTES for one in fetched.get())
+        complete = sum(size == LARGE_BYTES for size in fetched.get())
     took_s, after = perf_counter() - begun, anonymous_bytes()
     results["controller's memory"] = {
         "releases": FETCHERS, "release_bytes": LARGE_BYTES, "complete": complete, "sent_bytes": world.sent,

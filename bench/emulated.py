@@ -79,13 +79,13 @@ def plan_on(device: Device, trace: UplinkTrace) -> Plan:
     link = VaryingLink(
         up_bytes_per_s=uplink.mean_bytes_per_s(trace), down_bytes_per_s=DOWN_BYTES_PER_S, rtt_s=RTT_S, radio="wifi"
     )
-    made = plan(
+    result = plan(
         costs_of(getattr(networks, device.network)(), load_profile(device.profile)),
         {"device-cloud": link},
         codecs=("raw", "int8"),
         limits={"max_loss": MAX_LOSS},
     )
-    return made.table
+    return result.table
 
 
 def costs_of(net: networks.Network, profile: DeviceProfile) -> Costs:
@@ -154,8 +154,12 @@ class EmulatedDevice:
         manifest = _manifest(table, rows, forced)
         lock = threading.Lock()
         programs = {
-            one.name: EmulatedProgram(_PassThrough(one.outputs[0].name, one.outputs[0].shape[0]), seconds, lock)  # type: ignore[arg-type]
-            for one, seconds in zip(manifest.slices, _slice_seconds(rows), strict=True)
+            slice_.name: EmulatedProgram(
+                _PassThrough(slice_.outputs[0].name, slice_.outputs[0].shape[0]),  # type: ignore[arg-type]
+                seconds,
+                lock,
+            )
+            for slice_, seconds in zip(manifest.slices, _slice_seconds(rows), strict=True)
         }
         release = LoadedRelease(DIGEST, manifest, plan_for(manifest, table.device_class), InProcess(programs), True)
         self.engine = Engine(
@@ -221,10 +225,10 @@ def _manifest(table: Plan, rows: list[Row], forced: str) -> Manifest:
         for place, (reads, writes) in enumerate(pairwise(specs))
     )
     names = [slice_.name for slice_ in slices]
-    made = []
+    placed = []
     for row in rows:
         count = sum(cut.device_s <= row.device_s for cut in cuts)
-        made.append(
+        placed.append(
             msgspec.structs.replace(
                 row, device=tuple(names[:count]), remote=tuple(names[count:]), layers=(), codecs={}, compress=False,
                 sends=() if row.is_local else (specs[count].name,), receives=() if row.is_local else ("y",),
@@ -232,7 +236,7 @@ def _manifest(table: Plan, rows: list[Row], forced: str) -> Manifest:
         )  # fmt: skip
     seconds = dict(zip(names, _slice_seconds(rows), strict=True))
     release_plan = msgspec.structs.replace(
-        table, rows=tuple(made), slice_s=seconds, required_local_layers=(), forced_row=forced
+        table, rows=tuple(placed), slice_s=seconds, required_local_layers=(), forced_row=forced
     )
     return Manifest(
         model=table.model, model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,

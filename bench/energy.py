@@ -61,15 +61,15 @@ def cells_of(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
     """Results of all policies, then of the power budgets."""
     table = plan_on(device, trace)
     scene = scene_of(table, trace, requests)
-    made = [_cell(device, scene, name, policy) for name, policy in mode_policies().items()]
+    cells = [_cell(device, scene, name, policy) for name, policy in mode_policies().items()]
     idle, alone = _watts_between(table, scene)
     for part in BUDGET_PARTS:
         budget = idle + part * (alone - idle)
         budget_cell = _cell(device, scene, f"budget {part:.0%}", Adaptive(PowerMode(watts=budget), hedge_ratio=0.0))
         least = min(_cell(device, scene, row.name, Always(row.name)).watts for row in table.rows)
-        made.append(replace(budget_cell, budget_watts=budget, least_watts=least))
-    oracle = next(cell.joules for cell in made if cell.policy == "oracle of joules")
-    return [replace(cell, over_oracle=cell.joules / oracle) for cell in made]
+        cells.append(replace(budget_cell, budget_watts=budget, least_watts=least))
+    oracle = next(cell.joules for cell in cells if cell.policy == "oracle of joules")
+    return [replace(cell, over_oracle=cell.joules / oracle) for cell in cells]
 
 
 def _watts_between(table: Plan, scene: Scenario) -> tuple[float, float]:

@@ -107,7 +107,7 @@ class Workers:
         return sum(counts.get(kind, 0) for counts in self.counts)
 
     def wait_until(self, kind: str, count: int, timeout_s: float = TIMEOUT_S) -> float | None:
-        """Seconds until the count of that kind reaches `count`; None where that does not happen within `patience_s`."""
+        """Seconds until the count of that kind reaches `count`; None where that does not happen within `timeout_s`."""
         began = time.monotonic()
         while self.total(kind) < count:
             if time.monotonic() - began > timeout_s:

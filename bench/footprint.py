@@ -42,11 +42,11 @@ TIMEOUT_S = 120.0
 SIZES = """
 import json, os, sysconfig
 from importlib import metadata
-site, owner, found = sysconfig.get_paths()["purelib"], {}, {}
-for one in metadata.distributions():
-    name = one.metadata["Name"].lower().replace("_", "-").replace(".", "-")
-    found[name] = {"bytes": 0, "needs": one.requires or [], "version": one.version}
-    for file in one.files or ():
+site, owner, distributions = sysconfig.get_paths()["purelib"], {}, {}
+for distribution in metadata.distributions():
+    name = distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-")
+    distributions[name] = {"bytes": 0, "needs": distribution.requires or [], "version": distribution.version}
+    for file in distribution.files or ():
         owner[os.path.normpath(str(one.locate_file(file)))] = name
 for where, _, names in os.walk(site):
     for name in names:
@@ -54,8 +54,8 @@ for where, _, names in os.walk(site):
         folder, base = os.path.split(path)
         source = os.path.join(os.path.dirname(folder), base.split(".")[0] + ".py")
         held = owner.get(path) or (owner.get(source) if folder.endswith("__pycache__") else None) or "(other)"
-        found.setdefault(held, {"bytes": 0, "needs": [], "version": ""})["bytes"] += os.path.getsize(path)
-print(json.dumps(found))
+        distributions.setdefault(held, {"bytes": 0, "needs": [], "version": ""})["bytes"] += os.path.getsize(path)
+print(json.dumps(distributions))
 """
 
 
@@ -121,8 +121,8 @@ def measure(folder: Path, python: str, wheelhouse: Path | None, seconds: float) 
 def installed_parts(python: Path) -> list[dict[str, Any]]:
     """Installed bytes of each distribution including compiled modules, and whether only an engine needs it."""
     raw = subprocess.run([str(python), "-c", SIZES], capture_output=True, text=True, check=True).stdout
-    found: dict[str, dict[str, Any]] = json.loads(raw)
-    ours = needed(found, "edgesplit", {"agent"}, set(ENGINES))
+    distributions: dict[str, dict[str, Any]] = json.loads(raw)
+    ours = needed(distributions, "edgesplit", {"agent"}, set(ENGINES))
     return sorted(
         (
             {
@@ -131,7 +131,7 @@ def installed_parts(python: Path) -> list[dict[str, Any]]:
                 "bytes": entry["bytes"],
                 "runtime": name not in {*ours, "(other)"},
             }
-            for name, entry in found.items()
+            for name, entry in distributions.items()
         ),
         key=lambda entry: -entry["bytes"],
     )
@@ -226,9 +226,10 @@ def measure_idle(pid: int, seconds: float) -> IdleUsage:
     before, wakes, began = sum(map(cpu_s, pids)), sum(map(switches, pids)), time.monotonic()
     time.sleep(seconds)
     taken = time.monotonic() - began
-    memory = [kilobytes(one) for one in pids]
+    memory = [kilobytes(usage) for usage in pids]
     return IdleUsage(
-        rss_mb=sum(one["Rss"] for one in memory) * 1024 / 1e6, pss_mb=sum(one["Pss"] for one in memory) * 1024 / 1e6,
+        rss_mb=sum(usage["Rss"] for usage in memory) * 1024 / 1e6,
+        pss_mb=sum(usage["Pss"] for usage in memory) * 1024 / 1e6,
         core=(sum(map(cpu_s, pids)) - before) / taken, wakes_per_s=(sum(map(switches, pids)) - wakes) / taken,
         processes=len(pids),
     )  # fmt: skip
@@ -239,7 +240,7 @@ def process_tree(pid: int) -> list[int]:
     children = [
         int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
     ]
-    return [pid, *(one for child in children for one in process_tree(child))]
+    return [pid, *(descendant for child in children for descendant in process_tree(child))]
 
 
 def cpu_s(pid: int) -> float:
@@ -263,7 +264,7 @@ def kilobytes(pid: int) -> dict[str, int]:
 
 def installed_without_engines(results: dict[str, Any]) -> float:
     """Installed megabytes without the engines."""
-    return float(sum(one["bytes"] for one in results["parts"] if not one["runtime"]) / 1e6)
+    return float(sum(part["bytes"] for part in results["parts"] if not part["runtime"]) / 1e6)
 
 
 def targets(results: dict[str, Any]) -> list[Target]:
@@ -278,9 +279,9 @@ def targets(results: dict[str, Any]) -> list[Target]:
 def show(results: dict[str, Any]) -> None:
     """Print the tables as docs/footprint.md has them."""
     print("| part | version | installed MB | |\n|---|---|---:|---|")
-    for one in results["parts"]:
-        mark = "runtime" if one["runtime"] else ""
-        print(f"| {one['name']} | {one['version']} | {one['bytes'] / 1e6:.1f} | {mark} |")
+    for part in results["parts"]:
+        mark = "runtime" if part["runtime"] else ""
+        print(f"| {part['name']} | {part['version']} | {part['bytes'] / 1e6:.1f} | {mark} |")
     print(f"| all beside the runtimes | | {installed_without_engines(results):.1f} | |")
     print(f"\nkit: {results['kit_bytes'] / 1e6:.1f} MB; idle for {results['seconds']:g} s each:\n")
     print("| | processes | RSS MB | PSS MB | of a core | wake-ups a second |\n|---|---:|---:|---:|---:|---:|")

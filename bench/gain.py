@@ -111,23 +111,23 @@ def seconds_of(costs: Costs, row: Row, link: Link) -> float:
     if not there:
         return total
     known = {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
-    made = {name for layer in there for name in layer.writes}
-    for name in dict.fromkeys(name for layer in there for name in layer.reads if name not in made):
+    written = {name for layer in there for name in layer.writes}
+    for name in dict.fromkeys(name for layer in there for name in layer.reads if name not in written):
         sent, encode_s, decode_s = _transfer_cost(known[name], row.codecs.get(name, "raw"), row.compress)
         total += encode_s + sent / link.up_bytes_per_s + decode_s
-    down = sum(known[name].bytes for name in costs.outputs if name in made)
+    down = sum(known[name].bytes for name in costs.outputs if name in written)
     return total + link.rtt_s + down / link.down_bytes_per_s
 
 
 def _transfer_cost(cost: TensorCost, codec: str, compress: bool) -> tuple[float, float, float]:
     """Bytes, seconds to encode and seconds to decode; a codec that does not suit the tensor on this half leaves it
     raw."""
-    found = None
+    sent = None
     for name in (codec, "raw"):
-        found = found or (cost.codecs.get(f"{name}+zstd") if compress else None) or cost.codecs.get(name)
-    if found is None:
+        sent = sent or (cost.codecs.get(f"{name}+zstd") if compress else None) or cost.codecs.get(name)
+    if sent is None:
         return float(cost.bytes), 0.0, 0.0
-    return float(found.bytes), found.encode_s.get("device", 0.0), found.decode_s.get("cloud", 0.0)
+    return float(sent.bytes), sent.encode_s.get("device", 0.0), sent.decode_s.get("cloud", 0.0)
 
 
 def codec_loss(costs: Costs, row: Row) -> float:
@@ -146,8 +146,8 @@ def cell(model: TrainedModel, mine: Costs, judge: Costs, profile: str, link: Lin
     limits: dict[str, Any] = {"max_loss": allowance} if allowance else {}
     links = {TIERS: link}
     start = time.perf_counter()
-    made = plan(mine, links, limits=limits)
-    row = made.row
+    result = plan(mine, links, limits=limits)
+    row = result.row
     took = time.perf_counter() - start
     local = Row(name="local", layers=tuple(layer.name for layer in judge.layers))
     remote = plan(mine, links, limits={**limits, "force": "cloud"}).row
@@ -158,7 +158,7 @@ def cell(model: TrainedModel, mine: Costs, judge: Costs, profile: str, link: Lin
         model=model.name, given=model.given, profile=profile, link=link.name, lossy=bool(allowance),
         row=row.name, after=row.split_after, codecs={name: codec for name,
         codec in row.codecs.items() if codec != "raw"},
-        compress=row.compress, up_bytes=row.up_bytes, planned_s=made.seconds, seconds=seconds,
+        compress=row.compress, up_bytes=row.up_bytes, planned_s=result.seconds, seconds=seconds,
         all_local_s=all_local_s, all_remote_s=all_remote_s, gain=min(all_local_s, all_remote_s) / seconds,
         planned_loss=row.loss, loss=codec_loss(judge, row), plan_s=took,
     )  # fmt: skip
@@ -168,12 +168,12 @@ def cells_of(model: TrainedModel, profiles: Sequence[str], runs: int, allowance:
     """Results for every profile and link, lossless and lossy."""
     every = range(len(model.samples))
     mine, judge = (measure(model, [n for n in every if n % 2 == part], runs) for part in (0, 1))
-    found = []
+    cells = []
     for profile in profiles:
         both = costs_of(model, mine, profile), costs_of(model, judge, profile)
         for name in LINK_NAMES:
-            found += [cell(model, *both, profile, LINKS[name], allowed) for allowed in (0.0, allowance)]
-    return found
+            cells += [cell(model, *both, profile, LINKS[name], allowed) for allowed in (0.0, allowance)]
+    return cells
 
 
 def format_cells(cells: Sequence[Cell]) -> None:
@@ -182,10 +182,10 @@ def format_cells(cells: Sequence[Cell]) -> None:
         f"{'model (given)':44} {'profile':16} " + " ".join(f"{f'{name}: lossless, lossy':>23}" for name in LINK_NAMES)
     )
     lines: dict[tuple[str, str], list[Cell]] = {}
-    for one in cells:
-        lines.setdefault((f"{one.model} ({one.given})", one.profile), []).append(one)
+    for cell in cells:
+        lines.setdefault((f"{cell.model} ({cell.given})", cell.profile), []).append(cell)
     for (model, profile), row in lines.items():
-        print(f"{model:44} {profile:16} " + " ".join(f"{_format_cell(one):>11}" for one in row))
+        print(f"{model:44} {profile:16} " + " ".join(f"{_format_cell(cell):>11}" for cell in row))
     print(
         "x: times the better pure mode; L all-local, R all-remote, C a cut between (h: fp16, q: int8 on the boundary)"
     )
@@ -214,14 +214,17 @@ def main() -> int:
     options = parser.parse_args()
     cells: list[Cell] = []
     skipped: list[Skipped] = []
-    for one in load_models(options.samples, options.model, tflite=True):
-        if isinstance(one, Skipped):
-            skipped.append(one)
-            print(f"skipped: {one.name}: {one.why}", flush=True)
+    for model in load_models(options.samples, options.model, tflite=True):
+        if isinstance(model, Skipped):
+            skipped.append(model)
+            print(f"skipped: {model.name}: {model.why}", flush=True)
             continue
         start = time.perf_counter()
-        cells += cells_of(one, options.profile or list_profiles(), options.runs, options.allow_loss)
-        print(f"{one.name} ({one.given}): {len(one.samples)} samples, {time.perf_counter() - start:.0f} s", flush=True)
+        cells += cells_of(model, options.profile or list_profiles(), options.runs, options.allow_loss)
+        print(
+            f"{model.name} ({model.given}): {len(model.samples)} samples, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
     format_cells(cells)
     results = {
         "allowance": options.allow_loss,
@@ -230,7 +233,7 @@ def main() -> int:
         "lossy_rows": sum(bool(cell.codecs) for cell in cells),
         "lossy_rows_beyond_the_allowance_on_the_judging_half": sum(cell.loss > options.allow_loss for cell in cells),
         "with_gain_above_1_percent": sum(cell.gain > 1.01 for cell in cells),
-        "skipped": [asdict(one) for one in skipped],
+        "skipped": [asdict(model) for model in skipped],
     }
     finish(results, targets_of(cells), options.json)
     return 0

@@ -118,7 +118,7 @@ class World:
 
 
 def wait_until(what: str, condition: Callable[[], object]) -> None:
-    """Wait until `holds` returns true; raises SystemExit with `what` in its message after `PATIENCE_S`."""
+    """Wait until `condition` returns true; raises SystemExit with `what` in its message after `TIMEOUT_S`."""
     end = monotonic() + TIMEOUT_S
     while True:
         try:
@@ -236,9 +236,9 @@ def main() -> None:
             world.stop()
     rows = [row(way, calls, taken["bare"]) for way, calls in taken.items()]
     print(f"{'way':22} {'p50 ms':>8} {'p95 ms':>8} {'over ms':>8} {'over':>7} {'outside the run, ms':>20}")
-    for one in rows:
-        figures = f"{one['p50_ms']:8.3f} {one['p95_ms']:8.3f} {one['over_ms']:8.3f} {one['over_share']:7.1%}"
-        print(f"{one['way']:22} {figures} {one['outside_ms']:20.3f}")
+    for row_ in rows:
+        figures = f"{row_['p50_ms']:8.3f} {row_['p95_ms']:8.3f} {row_['over_ms']:8.3f} {row_['over_share']:7.1%}"
+        print(f"{row_['way']:22} {figures} {row_['outside_ms']:20.3f}")
     by_name = {row["way"]: row for row in rows}
     allowed_ms = max(0.150, 0.03 * by_name["bare"]["p50_ms"])
     targets = [

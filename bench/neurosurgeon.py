@@ -144,13 +144,13 @@ def cells() -> Iterator[Cell]:
 def cell(net: Network, costs: Costs, processor: str, link: str, objective: str, radio: Radio | None) -> Cell:
     """The planner's plan, compared with every cut."""
     given = msgspec.structs.asdict(LINKS[link]) | {"radio": radio}
-    found = plan(costs, {"device-cloud": given}, objective=objective.split()[0])
+    result = plan(costs, {"device-cloud": given}, objective=objective.split()[0])
     tried = [reference_value(net, processor, LINKS[link], radio, place) for place in range(len(net.layers) + 1)]
-    here = len(found.cut["device"])
+    here = len(result.cut["device"])
     cut = "input" if here == 0 else net.layers[here - 1].name
     kind = "remote" if here == 0 else "local" if here == len(net.layers) else "split"
-    gain = min(tried[0], tried[-1]) / found.value
-    value, least = found.value, min(tried)
+    gain = min(tried[0], tried[-1]) / result.value
+    value, least = result.value, min(tried)
     return Cell(net.name, processor, link, objective, cut, kind, value, least, gain, tried[0] / value)
 
 
@@ -199,8 +199,8 @@ def sweeps() -> dict[str, int]:
 
 def _plan_at(costs: Costs, link: Link) -> tuple[float, int, int]:
     """Seconds, layers on the device, and bytes sent up, of the plan for this link."""
-    found = plan(costs, {"device-cloud": link})
-    return found.seconds, len(found.cut["device"]), found.row.up_bytes
+    result = plan(costs, {"device-cloud": link})
+    return result.seconds, len(result.cut["device"]), result.row.up_bytes
 
 
 def _loaded(costs: Costs, factor: float) -> Costs:
@@ -294,10 +294,10 @@ def _score(made: Costs, true: Costs, slower: float, link: str, trip: bool) -> Sc
 def table(every: Sequence[Cell], objective: str) -> list[list[str]]:
     """Text of the table as the paper prints it: a row per processor and link, a column per network."""
     names = list(dict.fromkeys(cell.network for cell in every))
-    found = {(cell.processor, cell.link, cell.network): cell for cell in every if cell.objective == objective}
+    cells = {(cell.processor, cell.link, cell.network): cell for cell in every if cell.objective == objective}
     rows = [["", "", *names]]
     for processor in DEVICES:
-        rows += [[processor, link, *(found[processor, link, name].cut for name in names)] for link in LINKS]
+        rows += [[processor, link, *(cells[processor, link, name].cut for name in names)] for link in LINKS]
     return rows
 
 
@@ -324,17 +324,17 @@ def draw_tables(every: Sequence[Cell]) -> str:
             y = base + height * place
             parts.append(f'<text x="10" y="{y + 23}">{processor}, {escape(link)}</text>')
             for column, name in enumerate(names):
-                one = next(
+                cell = next(
                     cell
                     for cell in every
                     if (cell.network, cell.processor, cell.link, cell.objective) == (name, processor, link, objective)
                 )
                 x = left + width * column
                 parts.append(
-                    f'<rect x="{x}" y="{y}" width="{width - 3}" height="{height - 3}" fill="{colours[one.kind]}"/>'
-                    f'<text x="{x + width / 2}" y="{y + 16}" text-anchor="middle">{escape(one.cut)}</text>'
+                    f'<rect x="{x}" y="{y}" width="{width - 3}" height="{height - 3}" fill="{colours[cell.kind]}"/>'
+                    f'<text x="{x + width / 2}" y="{y + 16}" text-anchor="middle">{escape(cell.cut)}</text>'
                     f'<text x="{x + width / 2}" y="{y + 30}" text-anchor="middle" font-size="10">'
-                    f"{one.gain:.2f}x</text>"
+                    f"{cell.gain:.2f}x</text>"
                 )
     legend = "Blue: all remote. Orange: split. Green: all local. The number is the gain over the better pure mode."
     basis = "Predicted: a roofline with the rates of TK1-like processors, not measured on one."
@@ -389,9 +389,9 @@ def first_part(svg: Path) -> tuple[dict[str, Any], list[Target]]:
 
 def second_part(profile: DeviceProfile, samples: int, runs: int) -> tuple[dict[str, Any], list[Target]]:
     """Plans from predicted costs, scored on measured ones."""
-    found = list(scores(profile, samples, runs))
-    every = [one for one in found if isinstance(one, Score)]
-    left_out = [one for one in found if isinstance(one, Skipped)]
+    results = list(scores(profile, samples, runs))
+    every = [result for result in results if isinstance(result, Score)]
+    left_out = [result for result in results if isinstance(result, Skipped)]
     for skipped in left_out:
         print(f"left out: {skipped.name}: {skipped.why}")
     without, judged = (
@@ -404,7 +404,10 @@ def second_part(profile: DeviceProfile, samples: int, runs: int) -> tuple[dict[s
         Target("share of plans from predictions that are optimal (47 of 48)", share, OPTIMAL, at_least=True),
         Target("largest loss of a plan from predictions", summed["worst"], WORST),
     ]
-    scored = {"scores": [msgspec.to_builtins(cell) for cell in every], "left_out": [one.name for one in left_out]}
+    scored = {
+        "scores": [msgspec.to_builtins(cell) for cell in every],
+        "left_out": [skipped.name for skipped in left_out],
+    }
     return scored | {"with_round_trips": summed, "without_round_trips": without}, targets
 
 
@@ -413,9 +416,9 @@ def _summarise(every: Sequence[Score]) -> dict[str, Any]:
     misses = [cell for cell in every if cell.off > EXACT]
     trips = "with" if every and every[0].round_trip else "without"
     print(f"{len(every) - len(misses)} of {len(every)} plans from predictions are optimal, {trips} round trips")
-    for one in misses:
-        where = f"{one.model}, device {one.slower:g}x slower, {one.link}"
-        print(f"  not optimal: {where}: after {one.cut} instead of {one.best}, {one.off:.2%} slower")
+    for score in misses:
+        where = f"{score.model}, device {score.slower:g}x slower, {score.link}"
+        print(f"  not optimal: {where}: after {score.cut} instead of {score.best}, {score.off:.2%} slower")
     worst = max((cell.off for cell in every), default=None)
     return {"plans": len(every), "optimal": len(every) - len(misses), "worst": worst}
 

@@ -88,7 +88,9 @@ def _environments(options: argparse.Namespace) -> tuple[dict[str, Environment], 
     """The virtual environments that could be made, and the reasons why the others could not."""
     made: dict[str, Environment] = {}
     missing: dict[str, str] = {}
-    for name in dict.fromkeys(one.environment for one in _selected_suffixes(options) if one.environment):
+    for name in dict.fromkeys(
+        contender.environment for contender in _selected_suffixes(options) if contender.environment
+    ):
         environment = Environment(name)
         try:
             environment.make()
@@ -216,7 +218,7 @@ def _print_table(suffix: Suffix, samples: Samples) -> None:
     for name, by_connections in samples.items():
         cells = ""
         for connections in suffix.connections:
-            rates = [one.requests_per_s for one in by_connections.get(connections, [])]
+            rates = [sample.requests_per_s for sample in by_connections.get(connections, [])]
             shown = f"{statistics.median(rates):,.0f}/s ({min(rates):,.0f}-{max(rates):,.0f})" if rates else "-"
             cells += f"{shown:>28}"
         print(f"{name:32}{1e3 * _alone_s(samples, name):10.2f}{cells}")
@@ -290,11 +292,11 @@ def _triton(name: str) -> list[str]:
 
 
 def _most(values: Any) -> float:
-    return max((one for one in values if not math.isnan(one)), default=math.nan)
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def _least(values: Any) -> float:
-    return min((one for one in values if not math.isnan(one)), default=math.nan)
+    return min((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 if __name__ == "__main__":

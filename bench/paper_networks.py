@@ -175,7 +175,7 @@ def kaldi() -> Network:
 
 
 def senna(name: str, extra_features: int, tags: int) -> Network:
-    """SENNA (POS, NER and CHK): word and capital letters, and `further` features of 5 for each of 5 words."""
+    """SENNA (POS, NER and CHK): word and capital letters, and `extra_features` features of 5 for each of 5 words."""
     net = Network(name, "SENNA", (5 * (50 + 5 + 5 * extra_features), 1, 1), batch=28)
     net.fc("fc1", 300)
     net.elementwise("hardtanh")

@@ -81,18 +81,18 @@ def timed_ms(call: Callable[[], PlanResult]) -> tuple[float, PlanResult]:
     for _ in range(REPEATS):
         gc.collect()
         start = time.perf_counter()
-        made = call()
+        result = call()
         took.append((time.perf_counter() - start) * 1e3)
-    return min(took), made
+    return min(took), result
 
 
 def table_ms_of(costs: Costs, link: Link) -> float:
     """Milliseconds that the switching table takes after the plan, the least of several."""
     took = []
     for _ in range(REPEATS):
-        made = plan(costs, {"device-cloud": link})
+        result = plan(costs, {"device-cloud": link})
         start = time.perf_counter()
-        assert made.table.rows
+        assert result.table.rows
         took.append((time.perf_counter() - start) * 1e3)
     return min(took)
 
@@ -116,16 +116,16 @@ def measure() -> tuple[dict[str, Any], list[Target]]:
     for layers, most in TARGETS_MS.items():
         took: dict[str, list[float]] = {}
         for shape, costs, link in cases(layers):
-            ms, made = timed_ms(partial(plan, costs, {"device-cloud": link}))
+            ms, result = timed_ms(partial(plan, costs, {"device-cloud": link}))
             took.setdefault(shape, []).append(ms)
             if layers == 1_000:
                 table_ms.append(table_ms_of(costs, link))
-                tables.append(made)
+                tables.append(result)
         results[f"plan_{layers}"] = {shape: _summary(ms) for shape, ms in took.items()}
         every = [ms for some in took.values() for ms in some]
         targets.append(Target(f"plan p95 ms at {layers} layers", percentile(every, 0.95), most))
     results["table_1000"] = _summary(table_ms) | {"rows": sorted(len(made.table.rows) for made in tables)}
-    results["regret_1000"] = _summary([made.regret for made in tables])
+    results["regret_1000"] = _summary([result.regret for result in tables])
     targets.append(Target("switching table p95 ms at 1000 layers", percentile(table_ms, 0.95), TABLE_MS))
     three_ms = [
         timed_ms(partial(plan, costs, {"device-edge": link, "edge-cloud": LAN}))[0] for _, costs, link in cases(1_000)
@@ -142,22 +142,22 @@ def measure() -> tuple[dict[str, Any], list[Target]]:
     return results, targets
 
 
-def _choose_us(made: PlanResult) -> float:
+def _choose_us(result: PlanResult) -> float:
     """Microseconds of one row selection from a plan's table, the mean of many at changing bandwidths."""
-    table = made.table
-    now = [
+    table = result.table
+    conditions_by_rate = [
         Conditions(link=Link(up_bytes_per_s=10 ** (3 + i / 25), down_bytes_per_s=1e6, rtt_s=0.02)) for i in range(100)
     ]
     start = time.perf_counter()
-    for one in now:
-        choose_row(table, one, table.rows[0].name)
-    return (time.perf_counter() - start) / len(now) * 1e6
+    for conditions in conditions_by_rate:
+        choose_row(table, conditions, table.rows[0].name)
+    return (time.perf_counter() - start) / len(conditions_by_rate) * 1e6
 
 
-def _decide_us(made: PlanResult, stance: PowerMode) -> float:
+def _decide_us(result: PlanResult, stance: PowerMode) -> float:
     """Microseconds of one of the agent's decisions by a plan's table, the mean of many at changing bandwidths."""
-    table = msgspec.structs.replace(made.table, power=Power(idle_watts=2.0, busy_watts=5.0, radio_watts=0.1))
-    seen = [
+    table = msgspec.structs.replace(result.table, power=Power(idle_watts=2.0, busy_watts=5.0, radio_watts=0.1))
+    contexts = [
         SelectionContext(
             LinkEstimate(0.02, 1 / 10 ** (3 + i / 25), 1e-6, spread=0.5, fades=0.05, transfers=50), 0.0, per_s=1.0
         )
@@ -165,9 +165,9 @@ def _decide_us(made: PlanResult, stance: PowerMode) -> float:
     ]
     held = HeldRow(table.rows[0].name, 0.0, stance.mode)
     start = time.perf_counter()
-    for one in seen:
-        select_row(table, one, stance, held)
-    return (time.perf_counter() - start) / len(seen) * 1e6
+    for context in contexts:
+        select_row(table, context, stance, held)
+    return (time.perf_counter() - start) / len(contexts) * 1e6
 
 
 def _summary(values: list[float]) -> dict[str, float]:

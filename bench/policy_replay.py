@@ -357,4 +357,4 @@ class Oracle:
 
 def switches(outcomes: Sequence[Outcome]) -> int:
     """Number of changes of the row from one request to the next."""
-    return sum(one.row != other.row for one, other in itertools.pairwise(outcomes))
+    return sum(earlier.row != later.row for earlier, later in itertools.pairwise(outcomes))

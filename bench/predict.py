@@ -94,10 +94,10 @@ def find_models(folder: Path, scratch: Path) -> Iterator[tuple[str, PreparedMode
         else:
             print(f"not there, left out: {path}")
     for name in MATERIALISED:
-        source, made = folder / "topology" / f"{name}.onnx", scratch / f"{name}.onnx"
-        command = [sys.executable, str(folder / "tools/materialise_light.py"), str(source), str(made)]
+        source, target = folder / "topology" / f"{name}.onnx", scratch / f"{name}.onnx"
+        command = [sys.executable, str(folder / "tools/materialise_light.py"), str(source), str(target)]
         if source.exists() and not subprocess.run(command, capture_output=True, check=False).returncode:
-            yield name, prepare_model(made.read_bytes())
+            yield name, prepare_model(target.read_bytes())
         else:
             print(f"cannot be made, left out: {source}")
 
@@ -113,16 +113,16 @@ def cuts(model: PreparedModel) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
 def cases(name: str, model: PreparedModel, predictor: Predictor) -> list[tuple[list[Case], list[CutSlice]]]:
     """All slices of a model, with predicted seconds."""
     layers = {layer.name: layer for layer in model.graph.layers}
-    made = []
+    cases_by_cut = []
     for where, groups in cuts(model):
         cut = cut_slices(model, model.graph, groups, None)
         parts = ["whole"] if len(cut) == 1 else [f"device, {where}", f"cloud, {where}"]
         chosen = [
-            Case(name, part, _predict(predictor, [layers[one] for one in group], slice_))
+            Case(name, part, _predict(predictor, [layers[layer] for layer in group], slice_))
             for part, group, slice_ in zip(parts, groups, cut, strict=True)
         ]
-        made.append((chosen, cut))
-    return made
+        cases_by_cut.append((chosen, cut))
+    return cases_by_cut
 
 
 def _predict(predictor: Predictor, layers: Sequence[Layer], cut: CutSlice) -> Prediction:

@@ -73,17 +73,18 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The least of the values that is not exceeded by the fraction `part` of them."""
+    """The least of the values that is not exceeded by the part `fraction` of them."""
     ordered = sorted(values)
     return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]
 
 
 def finish(results: Mapping[str, Any], targets: Sequence[Target], path: Path | None) -> None:
     """Print the targets, and write the record as JSON where a path was given."""
-    for one in targets:
-        shown = "not measured" if one.measured is None else f"{one.measured:.6g}"
+    for target in targets:
+        shown = "not measured" if target.measured is None else f"{target.measured:.6g}"
         print(
-            f"{'met   ' if one.met else 'MISSED'} {one.name}: {shown} ({'>=' if one.at_least else '<='} {one.target:g})"
+            f"{'met   ' if target.met else 'MISSED'} {target.name}: {shown}"
+            f" ({'>=' if target.at_least else '<='} {target.target:g})"
         )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -156,7 +156,7 @@ def scrape_ms() -> float:
 def main() -> None:
     """Measure, print, write."""
     options = make_parser(__doc__).parse_args()
-    found = microseconds(
+    times_us = microseconds(
         {
             "counted": counting_call(),
             "counted by prometheus_client": prometheus_client_call(),
@@ -166,13 +166,13 @@ def main() -> None:
             "traceparent parsed": lambda: discard(parse(TRACEPARENT)),
         }
     )
-    for name, took in found.items():
+    for name, took in times_us.items():
         print(f"{took:8.1f} µs  {name}")
     page_ms = scrape_ms()
     print(f"{page_ms:8.1f} ms  a page of 20 models, 5 rows each")
-    ratio = found["counted"] / found["counted by prometheus_client"]
+    ratio = times_us["counted"] / times_us["counted by prometheus_client"]
     targets = [Target("counting beside prometheus_client's counting, telemetry not among it there", ratio, 1.0)]
-    finish({"microseconds": found, "page_ms": page_ms}, targets, options.json)
+    finish({"microseconds": times_us, "page_ms": page_ms}, targets, options.json)
 
 
 def discard(value: object) -> None:

@@ -113,7 +113,7 @@ def _loaded(entry: _Entry, path: Path, name: str, given: str, count: int) -> Tra
 
 def _pictures(root: Path) -> list[Path]:
     """Paths of real pictures, those of ImageNet's classes first."""
-    found = [sorted(one for one in (root / place).iterdir() if one.suffix.lower() in KINDS) for place in PICTURES]
+    found = [sorted(path for path in (root / place).iterdir() if path.suffix.lower() in KINDS) for place in PICTURES]
     return [path for group in found for path in group]
 
 

@@ -109,10 +109,15 @@ def _triton(*, batching: bool) -> Callable[[Job, Environment | None], ServerComm
         argv += ["--backend-directory", str(backends), "--http-port", str(http), "--grpc-port", str(grpc)]
         argv += ["--allow-metrics=false", "--log-error=true", "--log-info=false", "--log-warning=false"]
         libraries = (str(sysconfig.get_config_var("LIBDIR")), str(packages / "nvidia_pytriton.libs"))
-        found = {"LD_LIBRARY_PATH": ":".join(libraries), "PATH": _path_with_first(environment.python.parent)}
+        environment_variables = {
+            "LD_LIBRARY_PATH": ":".join(libraries),
+            "PATH": _path_with_first(environment.python.parent),
+        }
         sample = job.suffix.sample()
         return ServerCommand(
-            argv, {"HTTP": (http, wires.oip_http(sample)), "gRPC": (grpc, wires.oip_grpc(sample))}, found
+            argv,
+            {"HTTP": (http, wires.oip_http(sample)), "gRPC": (grpc, wires.oip_grpc(sample))},
+            environment_variables,
         )
 
     return prepare
@@ -169,12 +174,16 @@ def _mlserver(job: Job, environment: Environment | None) -> ServerCommand:
 def _bentoml(job: Job, environment: Environment | None) -> ServerCommand:
     assert environment is not None
     port, sample = free_port(), job.suffix.sample()
-    found = {"SUFFIX": str(job.model), "SUFFIX_WORKERS": str(WORKERS), "SUFFIX_SHAPE": json.dumps(sample.shape)}
-    found |= {"BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": str(job.folder / "home")}
+    environment_variables = {
+        "SUFFIX": str(job.model),
+        "SUFFIX_WORKERS": str(WORKERS),
+        "SUFFIX_SHAPE": json.dumps(sample.shape),
+    }
+    environment_variables |= {"BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": str(job.folder / "home")}
     shutil.copy(PROGRAMS / "bento_service.py", job.folder / "bento_service.py")
     argv = [str(environment.python), "-m", "bentoml", "serve", "bento_service:Suffix", "--host", "127.0.0.1"]
     wire = {"": (port, wires.raw_http(sample, "/raw/infer"))}
-    return ServerCommand([*argv, "--port", str(port)], wire, found, folder=job.folder)
+    return ServerCommand([*argv, "--port", str(port)], wire, environment_variables, folder=job.folder)
 
 
 def _litserve(job: Job, environment: Environment | None) -> ServerCommand:

@@ -120,7 +120,7 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     kind = Grpc if job["protocol"] == "grpc" else Http
     connections = [kind(job) for _ in range(job["connections"])]
-    if not all(one.ask() for one in connections):
+    if not all(connection.ask() for connection in connections):
         raise ConnectionError("refused before there was any load")
     if job.get("keep"):
         Path(job["keep"]).write_bytes(connections[0].answer)
@@ -130,14 +130,14 @@ def main() -> None:
     begin = start + job["warm_s"]
     counted = [LoadCounts() for _ in connections]
     threads = [
-        threading.Thread(target=count.run, args=(one.ask, begin, begin + job["seconds"]))
-        for one, count in zip(connections, counted, strict=True)
+        threading.Thread(target=count.run, args=(connection.ask, begin, begin + job["seconds"]))
+        for connection, count in zip(connections, counted, strict=True)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    latencies = sorted(one for count in counted for one in count.latencies_s)
+    latencies = sorted(latency for count in counted for latency in count.latencies_s)
     refused, problem = sum(count.refused for count in counted), next((c.problem for c in counted if c.problem), "")
     print(json.dumps({"latencies_s": latencies, "refused": refused, "problem": problem}), flush=True)
 

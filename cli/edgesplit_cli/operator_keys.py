@@ -94,4 +94,4 @@ def role_of(present: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def is_on_controller(role: Mapping[str, Any]) -> bool:
     """True where enough of the role's keys are on the controller to sign."""
-    return sum(bool(key["here"]) for key in role["keys"]) >= int(role["threshold"])
+    return sum(bool(key["on_controller"]) for key in role["keys"]) >= int(role["threshold"])

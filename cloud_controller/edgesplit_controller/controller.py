@@ -368,7 +368,7 @@ class Controller:
         """Content of a release bundle for these devices, without the chunks. Conflict if `targets` match no device."""
         devices = self.devices.select(targets)
         if not devices:
-            raise Conflict(f"no device is meant by {', '.join(targets)[:200]}")
+            raise Conflict(f"no device matches {', '.join(targets)[:200]}")
         return self.release_bundles.metadata_for(devices, models, valid_s)
 
     def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
@@ -380,7 +380,7 @@ class Controller:
         old = self.authority.parse_device_certificate(renewal.certificate_pem.encode())
         expired = old.not_valid_after_utc.timestamp() <= time()
         if shown_serial != old.serial_number and not (expired and shown_serial is None):
-            raise Unauthenticated("a certificate is renewed over a connection that shows it, until it has expired")
+            raise Unauthenticated("a certificate is renewed over a connection that presents it, before it expires")
         try:
             check_renewal(renewal, old)
         except TrustError as error:

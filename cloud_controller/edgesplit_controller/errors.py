@@ -29,8 +29,8 @@ class RateLimited(Busy):
 
 
 def not_found(kind: str, name: str, existing: Iterable[str]) -> NotFound:
-    """A NotFound error for a name of this kind that does not exist, with up to three similar names from `known` as a
-    hint."""
+    """A NotFound error for a name of this kind that does not exist, with up to three similar names from
+    `existing` as a hint."""
     names = sorted(existing)
     similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if similar:

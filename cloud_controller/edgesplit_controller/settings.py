@@ -236,7 +236,7 @@ def listen_problem(address: str, port: int) -> str:
 
 def await_port(settings: Settings, name: str, timeout_s: float) -> None:
     """Wait until a port is free, as after a crash, while the child processes of the killed controller still end.
-    UsageError if it is not free after `patience_s` seconds."""
+    UsageError if it is not free after `timeout_s` seconds."""
     port = getattr(settings, name)
     deadline = time.monotonic() + timeout_s
     while problem := listen_problem(settings.address, port):

@@ -53,7 +53,9 @@ def run_virtual(
         injector.end()
         if not fleet.run(CONVERGENCE_TIMEOUT_S, lambda: injector.is_converged):
             lagging = [name for name, device in fleet.devices.items() if not injector.has_converged(device)]
-            fleet.checker.add_violation(f"{len(lagging)} devices never came to the newest release, as {lagging[0]}")
+            fleet.checker.add_violation(
+                f"{len(lagging)} devices never ran the newest release, for example {lagging[0]}"
+            )
         fleet.run(60.0)
         fleet.check()
         return now()

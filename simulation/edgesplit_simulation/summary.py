@@ -12,7 +12,7 @@ from edgesplit_simulation.fleet_members import BaseFleet
 
 INVARIANTS = (
     "no unsigned byte was loaded",
-    "no device was told or obeyed an older statement",
+    "no device was sent or applied an older statement",
     "every device that was once healthy answered from its start on",
     "no accepted request was lost or answered twice",
 )
@@ -82,7 +82,7 @@ class Summary:
         parts = [format_duration(self.seconds), _counts(self.states), _counts(self.releases)]
         parts.append(f"{self.asked} requests" + (f", {self.messages} messages" if self.messages else ""))
         if self.broken:
-            parts.append(f"{len(self.broken)} promises broken")
+            parts.append(f"{len(self.broken)} invariants violated")
         return "  ".join(part for part in parts if part)
 
     def report_text(self) -> str:
@@ -106,7 +106,7 @@ class Summary:
 
     def _mark(self, promise: str) -> str:
         if promise in self.unchecked:
-            return "not looked at here:"
+            return "not checked here:"
         return "see below:" if self.broken else "kept:"
 
 

@@ -403,7 +403,7 @@ def test_every_change_is_in_the_audit_log_before_and_after_it_is_made(world: Api
         ("alice", str(alice.peer.serial), "10.0.0.1")
     }
     assert lines[1]["request"] == lines[0]["request"] == gone.headers["x-request-id"]
-    assert [one["who"] for one in world.call("GET", "/v1/events", by=world.owner).json] == ["alice"]
+    assert [one["actor"] for one in world.call("GET", "/v1/events", by=world.owner).json] == ["alice"]
 
 
 def test_nothing_is_changed_where_the_audit_log_cannot_be_written(

@@ -171,7 +171,7 @@ class HostileDeviceHarness:
     def births(self) -> int:
         """How often the victim has connected: its events are kept."""
         events = self.cloud.api.get("/v1/events?newest=10000")
-        return sum(event["what"] == "device.born" and event["subject"] == VICTIM for event in events)
+        return sum(event["action"] == "device.born" and event["subject"] == VICTIM for event in events)
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of the controller and its broker, now."""
@@ -519,7 +519,7 @@ def test_a_flooding_device_is_blocked_and_reported_while_others_get_deployments(
     assert max(used.values()) < MEMORY_BYTES
     assert told["held_until"] > told["at"] and told["times"] >= 1
     events = undisturbed.cloud.api.get("/v1/events?newest=10000")
-    assert any(event["what"] == "device.flooding" and event["subject"] == BAD for event in events)
+    assert any(event["action"] == "device.flooding" and event["subject"] == BAD for event in events)
     assert "it flooded the broker" in undisturbed.cloud.edgectl("device", "show", BAD)
     assert undisturbed.shown()["flooded"] is None
 

@@ -254,7 +254,7 @@ def test_a_device_of_another_controller_is_left_alone(machine: Machine, cloud: F
     """It must be taken away there first."""
     adopt(machine, cloud, kit, named(machine))
     (machine.data / "identity" / "ca.pem").write_text("theirs")
-    with pytest.raises(UsageError, match="not of ours"):
+    with pytest.raises(UsageError, match="another one: remove it there first"):
         adopt(machine, cloud, kit, named(machine))
     (machine.data / "identity" / "ca.pem").write_text("ours")
     with pytest.raises(UsageError, match="'cam-1' already"):

@@ -88,7 +88,7 @@ def test_the_fleet_is_filtered_by_text_and_by_failure_cause(dashboard: Dashboard
     browser.one("section[aria-label='Problems by cause'] button").click()
     browser.wait("a cause in the filter", lambda: "cause=" in str(search.get_attribute("value")))
     assert "cause" in browser.run("return decodeURIComponent(location.hash)")
-    browser.wait("troubled devices", lambda: all(_cells(browser, "cause")) and len(_cells(browser, "cause")) > 0)
+    browser.wait("devices with problems", lambda: all(_cells(browser, "cause")) and len(_cells(browser, "cause")) > 0)
 
 
 def test_a_change_is_shown_as_it_happens(dashboard: Dashboard, browser: Browser) -> None:
@@ -162,7 +162,7 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     _leave_dialog(browser)
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "waiting"
     browser.button("Abort").click()
-    browser.shows("36 devices keep what they run", "dialog")
+    browser.shows("36 devices will keep the present one", "dialog")
     browser.one("dialog button.danger").click()
     browser.wait("it ended", lambda: browser.text(".head .status") == "×aborted")
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"

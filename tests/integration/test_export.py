@@ -109,5 +109,5 @@ def test_an_encrypted_release_is_exported_in_clear_only_with_its_option(
     told = cloud.json("export", "triton", "digits", "--out", str(tmp_path / "clear"), "--decrypt")
     (model,) = told["models"]
     assert onnxruntime.InferenceSession(tmp_path / "clear" / model["name"] / "1" / "model.onnx").get_inputs()
-    events = [one for one in cloud.api.get("/v1/events") if one["what"] == "release.exported"]
+    events = [one for one in cloud.api.get("/v1/events") if one["action"] == "release.exported"]
     assert events[-1]["subject"] == made["release"] and events[-1]["detail"]["decrypted"] is True

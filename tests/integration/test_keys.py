@@ -66,7 +66,7 @@ def test_a_fresh_controller_reports_that_it_holds_the_root_key(tmp_path: Path) -
     try:
         told = fresh.json("keys", "show")
 
-        assert all(key["here"] for one in told["roles"] for key in one["keys"])
+        assert all(key["on_controller"] for one in told["roles"] for key in one["keys"])
         assert any("edgectl keys init" in notice for notice in told["notices"])
         eventually("up says so too", lambda: "edgectl keys init" in (tmp_path / "up.log").read_text())
         assert "on the controller" in fresh.edgectl("keys", "show")
@@ -80,8 +80,8 @@ def test_enrolled_devices_follow_a_root_key_that_moves_offline(cloud: Cloud, age
         (cloud.data / "tuf" / "keys").glob("targets*")
     )
     root, targets = role(cloud, "root"), role(cloud, "targets")
-    assert root["threshold"] == 2 and [key["here"] for key in root["keys"]] == [False] * 3
-    assert [key["here"] for key in targets["keys"]] == [False]
+    assert root["threshold"] == 2 and [key["on_controller"] for key in root["keys"]] == [False] * 3
+    assert [key["on_controller"] for key in targets["keys"]] == [False]
     assert {file.name for file in operator.glob("*.pem")} == {"root-1.pem", "root-2.pem", "root-3.pem", "release.pem"}
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in operator.glob("*.pem"))
     assert "done" in cloud.edgectl("keys", "init", "--folder", str(operator), "--release-key", "new")  # once more
@@ -185,10 +185,10 @@ def test_several_people_sign_one_after_another(cloud: Cloud, agent: Agent, opera
     assert cloud.json("keys", "sign", "--sign-with", str(operator / "root-2.pem"), "--yes")["done"]
 
     after = {name: role(cloud, name)["keys"] for name in before}
-    assert all(after[name] != before[name] and after[name][0]["here"] for name in before)
+    assert all(after[name] != before[name] and after[name][0]["on_controller"] for name in before)
     deployed(cloud, operator, "device", "cam")
     cloud.edgectl("keys", "renew", "--sign-with", str(operator / "release.pem"))
-    what = [one["what"] for one in cloud.api.get("/v1/events")]
+    what = [one["action"] for one in cloud.api.get("/v1/events")]
     assert {"keys.change", "keys.sign", "keys.changed", "keys.renew"} <= set(what)
 
 

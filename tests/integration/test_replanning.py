@@ -52,7 +52,12 @@ def test_automatic_replanning_follows_a_link_that_degrades_and_recovers(cloud: C
     assert any(factor_of_uplink(one) < 0.3 for one in told)  # the first that noticed; others may have followed it
     assert any(one["broken_limits"]["now"] > one["broken_limits"]["then"] for one in told)
     (last,) = [one for one in told if one["result"] == alone]
-    assert (last["state"], last["who"], last["basis"], last["heard"]) == ("applied", "replan", "emulated", 1)
+    assert (last["state"], last["decided_by"], last["basis"], last["measured_devices"]) == (
+        "applied",
+        "replan",
+        "emulated",
+        1,
+    )
     listed = {one["release"]: one for one in cloud.api.get("/v1/releases")}[alone]
     assert listed["signed_by"] == "planner"
     assert fetched < sum(first.chunk_sizes().values()) - sum(graphs_of(first).values())
@@ -112,7 +117,7 @@ def proposals(cloud: Cloud) -> list[dict[str, Any]]:
 
 def factor_of_uplink(proposal: dict[str, Any]) -> float:
     """Measured against what the plan assumed; 1 where it did not drift."""
-    return next((float(one["factor"]) for one in proposal["drift"] if one["what"] == "uplink"), 1.0)
+    return next((float(one["factor"]) for one in proposal["drift"] if one["quantity"] == "uplink"), 1.0)
 
 
 def manifest_of(agent: Agent, release: str) -> Manifest:

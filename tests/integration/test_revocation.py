@@ -108,7 +108,7 @@ def test_two_devices_of_one_identity_are_reported(up: Up, tmp_path: Path) -> Non
         card.connect()
     told = eventually("the copy", lambda: up.ok("GET", "/v1/devices/pi-copy")["copied"])
     assert told > 0
-    assert "device.copied" in [event["what"] for event in up.ok("GET", "/v1/events")]
+    assert "device.copied" in [event["action"] for event in up.ok("GET", "/v1/events")]
 
 
 # Offload server: by request, for a connection may outlive the right
@@ -181,7 +181,7 @@ def test_a_renewed_pair_is_used_and_the_old_one_ends_when_it_is_seen(up: Up, tmp
     assert folder.renewed_file.stat().st_mode & 0o777 == 0o600
     assert not list(folder.identity.glob("*trial*"))
     credentials(folder).client_context()
-    assert "device.renewed" in [event["what"] for event in up.ok("GET", "/v1/events")]
+    assert "device.renewed" in [event["action"] for event in up.ok("GET", "/v1/events")]
 
 
 def test_a_power_cut_while_renewing_leaves_a_pair_that_works(
@@ -246,7 +246,7 @@ def test_a_renewal_comes_over_a_connection_that_shows_the_certificate(up: Up, tm
     good = Renewal(certificate_pem=held.certificate_file.read_text(), csr_pem=csr_pem, signature=signature)
     for shown in (None, credentials(other)):
         status, answer = up.call("POST", "/v1/renew", json.loads(encode_document(good)), token=None, as_=shown)
-        assert status == 401 and "over a connection that shows it" in answer["error"]
+        assert status == 401 and "over a connection that presents it" in answer["error"]
 
 
 def test_the_operators_token_alone_opens_nothing(up: Up, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_device_comes_back_from_long_absence_offloads_and_is_cut_off(tmp_path:
         (jpeg, _), *_ = frames(1)
         given = frame_input(jpeg)
         eventually("an offloaded answer", lambda: agent.infer("digits", given).report.row == "remote")
-        events = [event["what"] for event in cloud.api.get("/v1/events")]
+        events = [event["action"] for event in cloud.api.get("/v1/events")]
         assert "device.renewed" in events
         cloud.edgectl("device", "revoke", "pi-long", "--yes")
         eventually("an answer without the cloud", lambda: agent.infer("digits", given).report.row != "remote")

@@ -210,7 +210,8 @@ class Device:
         self.session._callbacks = (*self.session._callbacks[:2], self.session._stopping.set)
 
     def connect_or_raise(self) -> None:
-        """LinkError where the broker does not let us in: three times, for a handshake may fail for other reasons."""
+        """LinkError where the broker refuses the connection: three times, for a handshake may fail for other
+        reasons."""
         self.session._stopping.clear()
         self.session.start()
         problems = []

@@ -212,16 +212,16 @@ def make_proposal(database: Database, names: Sequence[str], *, model: str, relea
         ("uplink", "bytes/s", 731_250.0, 190_000.0), ("round trip", "s", 0.06, 0.11),
         ("device slice-1", "s", 0.031, 0.052), ("server remote", "s", 0.009, 0.0092),
     )  # fmt: skip
-    rows = [{"name": "remote", "after": "", "device_s": 0.0, "remote_s": 0.009, "up_bytes": 22_500}]
-    local = {"name": "local", "after": "scores", "device_s": 0.115, "remote_s": 0.0, "up_bytes": 0}
+    rows = [{"name": "remote", "split_after": "", "device_s": 0.0, "remote_s": 0.009, "up_bytes": 22_500}]
+    local = {"name": "local", "split_after": "scores", "device_s": 0.115, "remote_s": 0.0, "up_bytes": 0}
     told = {
         "reason": "the device in the middle would save 31 % of its time per request", "gain": 0.31,
         "gain_between": [0.08, 0.44], "broken_limits": {"now": 0.0, "then": 0.0},
         "seconds": {"now": 0.21, "then": 0.145},
-        "heard": len(names), "basis": "simulated", "rows": rows, "proposed_rows": [local, *rows],
+        "measured_devices": len(names), "basis": "simulated", "rows": rows, "proposed_rows": [local, *rows],
         "drift": [
-            {"what": what, "unit": unit, "assumed": one, "measured": other, "factor": other / one}
-            for what, unit, one, other in drift
+            {"quantity": quantity, "unit": unit, "assumed": assumed, "measured": measured, "factor": measured / assumed}
+            for quantity, unit, assumed, measured in drift
         ],
     }  # fmt: skip
     with database.write() as session:

@@ -230,6 +230,6 @@ def _print_outcome(outcome: HostOutcome, options: dict[str, Any]) -> None:
     if result.warning:
         click.echo(f"edgectl: {result.warning}", err=True)
     if result.start:
-        click.echo(f"there is no service: start it there, as its own user, with `{result.start}`")
+        click.echo(f"there is no systemd: start the agent there, as its own user, with `{result.start}`")
     if options["removes"] and result.device:
-        click.echo(f"the controller still lets it in: `edgectl device revoke {result.device}` ends that")
+        click.echo(f"its certificate is still valid: `edgectl device revoke {result.device}` revokes it")

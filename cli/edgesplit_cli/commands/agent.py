@@ -58,11 +58,11 @@ def push(
     answers = [_push_kit(api, kit, as_json) for kit in pushed_kits]
     lines = [
         f"agent {kit.manifest.version} for Python {kit.manifest.python} on {kit.manifest.machine} "
-        + ("is here now" if answer["created"] else "was here already")
+        + ("is registered now" if answer["created"] else "was registered already")
         for answer, kit in zip(answers, pushed_kits, strict=True)
     ]
     version = pushed_kits[-1].manifest.version
-    hint = f"`edgectl agent deploy {version} --to DEVICE --canary 10%` brings it to devices."
+    hint = f"`edgectl agent deploy {version} --to DEVICE --canary 10%` rolls it out."
     print_result(answers, as_json, *lines, hint)
 
 

@@ -17,7 +17,7 @@ from edgesplit_cli.options.types import FILE, NEW_FILE
 from edgesplit_cli.output import check_writable, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
 
-COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
+COLUMNS = ("line", "time", "operator", "address", "call", "subject", "outcome")
 
 
 @click.group()

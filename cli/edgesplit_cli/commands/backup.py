@@ -62,7 +62,7 @@ def backup(
             progress=lambda done, of: update(completed=done, total=of),
         )  # fmt: skip
     size, files = file.stat().st_size, len(contents.files)
-    protection = "sealed for that key" if to else "sealed" if not without_keys else "without keys, not sealed"
+    protection = "encrypted for that key" if to else "sealed" if not without_keys else "without keys, not encrypted"
     result = {"file": str(file), "bytes": size, "files": files}
     print_result(result, as_json, f"{file}: {files} files, {size / 1e6:.1f} MB, {protection}")
 
@@ -97,6 +97,6 @@ def restore(data: Path, file: Path, key_file: Path | None, force: bool, database
         result,
         as_json,
         f"{data}: {restored.files} files and {restored.devices} devices as they were at {created:%Y-%m-%d %H:%M}",
-        *([f"what was there before lies in {replaced}"] if replaced else []),
-        "Start it with `edgectl up`. Devices that were told something newer keep it until you deploy to them.",
+        *([f"the previous folder is now {replaced}"] if replaced else []),
+        "Start it with `edgectl up`. Devices that received a newer statement keep it until you deploy to them.",
     )

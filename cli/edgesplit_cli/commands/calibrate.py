@@ -24,7 +24,7 @@ from edgesplit_cli.progress import progress_bar
 @click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads that slices run with.")
 @click.option(
     "--base", default="generic-x86", show_default=True,
-    help="Profile to copy what cannot be measured here from: power, and the speed of storage.",
+    help="Profile that supplies what cannot be measured here: power, and the speed of storage.",
 )  # fmt: skip
 @json_option
 def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: str, as_json: bool) -> None:

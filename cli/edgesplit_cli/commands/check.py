@@ -119,7 +119,9 @@ def summary(report: Report) -> str:
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [f"{len(report.cuts)} cuts: {verdicts}; {inside} boundaries inside layers are not cut"]
     if not report.steady:
-        lines.append("the whole itself answers differently when asked twice (random operators): no cut can be exact")
+        lines.append(
+            "the whole model itself gives different results in two runs (random operators): no cut can be exact"
+        )
     fast = [cut for cut in report.cuts if cut.fast == "off"]
     if fast:
         lines.append(

@@ -98,8 +98,9 @@ def deploy(
         wait_for_rollout(api, deployment["rollout"], wait_s)
     elif not as_json:
         click.echo(
-            f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
-            " who runs what."
+            f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device"
+            " list` shows the"
+            " release of each device."
         )
     if as_json:
         print_json(deployment)
@@ -114,7 +115,10 @@ def _create_deployment(
     if "next_targets" in deployment:
         deployment = api.post("/v1/deployments/signed", {**body, **sign_release(deployment, sign_with, yes)})
     elif sign_with:
-        click.echo("nothing was to be signed here: the controller has the release key, or knew the release", err=True)
+        click.echo(
+            "nothing had to be signed here: the controller has the release key, or has this signed release already",
+            err=True,
+        )
     return deployment
 
 

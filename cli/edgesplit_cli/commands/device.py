@@ -51,12 +51,12 @@ def device() -> None:
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option(
     "--expires", "expires_s", type=click.IntRange(60), default=3600, show_default=True,
-    help="Seconds until the token is void.",
+    help="Validity of the claim, in seconds.",
 )  # fmt: skip
 @click.option(
     "--replace",
     is_flag=True,
-    help="NAME is an existing device: its name goes to other hardware; the old one is cut off then.",
+    help="NAME is an existing device: its name goes to other hardware, and the old one is revoked.",
 )
 @click.option(
     "--gateway", default="", metavar="HOST:PORT",
@@ -151,12 +151,12 @@ def show(data: Path, name: str, as_json: bool) -> None:
     if serves := record.get("serves_at"):
         out.print(f"a gateway: devices reach it at {serves}")
     for held in record.get("gateway_models") or []:
-        here = "here" if held["release"] else held["state"]
+        here = "complete" if held["release"] else held["state"]
         out.print(
-            f"  keeps {held['model']} {held['desired_release'][:16]} for devices behind it: {here} {held['detail']}"
+            f"  stores {held['model']} {held['desired_release'][:16]} for devices behind it: {here} {held['detail']}"
         )
-    if heard := record.get("heard"):
-        out.print(sequence_line(heard))
+    if sequence := record.get("message_sequence"):
+        out.print(sequence_line(sequence))
     if power := (record.get("telemetry") or {}).get("power"):
         out.print(Text(power_line(power), "red" if power.get("under_voltage") else ""))
     for line in model_lines(record):
@@ -237,7 +237,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Revoke {name}? It will need a new claim.", abort=True)
     connect(data).delete(f"/v1/devices/{name}")
-    click.echo(f"{name} is revoked: its session ends now, and its certificate opens no other")
+    click.echo(f"{name} is revoked: its session ends now, and its certificate is not accepted again")
 
 
 @device.command()

@@ -114,7 +114,7 @@ def _write_halves(
 def select_halves(halves: Sequence[Mapping[str, Any]], device_class: str, row: str) -> list[Mapping[str, Any]]:
     """The requested halves that can be exported; ModelRefused or UsageError where there are none."""
     if not halves:
-        raise ModelRefused("every device of this release answers alone: nothing of it runs on a server")
+        raise ModelRefused("no device of this release offloads: nothing of it runs on a server")
     requested = [half for half in halves if device_class in ("", half["device_class"]) and row in ("", half["row"])]
     if not requested:
         known = sorted({f"{half['device_class']} {half['row']}" for half in halves})

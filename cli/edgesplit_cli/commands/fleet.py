@@ -56,7 +56,7 @@ def overview(fleet: Mapping[str, Any]) -> Group:
     if fleet["failures"]:
         parts.append(failures_table(fleet["failures"]))
     wrong = fleet["conditions"]
-    parts.append(conditions_table(wrong, fleet["at"]) if wrong else Text("nothing is wrong", "green"))
+    parts.append(conditions_table(wrong, fleet["at"]) if wrong else Text("no problems", "green"))
     return Group(*parts)
 
 
@@ -67,7 +67,7 @@ def unhealthy_parts(parts: Iterable[Mapping[str, Any]]) -> list[Any]:
         for part in parts
         if part["state"] != "good"
     ]
-    return [table(("part", "is", "what is known", "do"), rows, title="parts")] if rows else []
+    return [table(("part", "is", "detail", "do"), rows, title="parts")] if rows else []
 
 
 def states_text(devices: Mapping[str, Any]) -> Text:
@@ -125,7 +125,7 @@ def conditions_table(conditions: Iterable[Mapping[str, Any]], now: float) -> Any
         )
         for condition in conditions
     ]
-    return table(("what", ">devices", "first", "as on", "do"), rows, title="what is wrong")
+    return table(("condition", ">devices", "since", "for example", "remedy"), rows, title="problems")
 
 
 def _model_rows(model: Mapping[str, Any]) -> list[tuple[str, ...]]:

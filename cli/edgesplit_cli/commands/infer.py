@@ -46,7 +46,7 @@ def infer(
     if device is not None:
         url = str(connect(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
         if url is None:
-            raise UsageError(f"{device} has not told its agent's address; is it online?")
+            raise UsageError(f"{device} has not reported its agent's address; is it online?")
     if out is not None:
         check_writable(out)
     client = Client(url or "http://127.0.0.1:8600")
@@ -97,11 +97,11 @@ def _route_text(report: dict[str, Any]) -> str:
         report["row"], f"cut after {report['split_after']}"
     )
     if report["fallback"]:
-        where = f"on the device alone: the cloud did not help ({report['cause']})"
+        where = f"on the device alone, as a fallback ({report['cause']})"
     parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"
     if report["next_tier_s"] > 0:
         cloud = f"{ms(report['next_tier_server_s'])} ms in the cloud"
-        alone = f"then the gateway finished alone ({report['next_tier_cause']})"
+        alone = f"then the gateway finished it locally ({report['next_tier_cause']})"
         rest = alone if report["next_tier_cause"] else cloud
         parts += f" (of it {ms(report['next_tier_s'])} ms beyond the gateway, {rest})"
     emulated = " (emulated device)" if report["emulated"] else ""

@@ -116,7 +116,7 @@ def init(
         raise UsageError(f"--threshold {needed}: there are {total} root keys")
     role, moved = (
         role_of(present, "root"),
-        "the root lies elsewhere already: `edgectl keys rotate root` replaces its keys",
+        "the root keys are not on the controller: `edgectl keys rotate root` replaces them",
     )
     if new_count and not is_on_controller(role) and not (folder and (folder / "root-1.pem").exists()):
         raise UsageError(moved)  # before a key is made in vain
@@ -185,12 +185,15 @@ def rotate(
     if "root" in roles and not root_keys and not count and not threshold:
         if not is_on_controller(role_of(present, "root")):
             raise UsageError(
-                "the root lies elsewhere: name its next keys with --root-key, or --root-keys N --folder DIR"
+                "the root keys are not on the controller: name the next ones with --root-key, or --root-keys N"
+                " --folder DIR"
             )
         anew.append("root")
     if "targets" in roles and release_key in (None, CONTROLLER):
         if release_key != CONTROLLER and not is_on_controller(role_of(present, "targets")):
-            raise UsageError(f"the release key lies elsewhere: name the next with --release-key URI|{NEW}|{CONTROLLER}")
+            raise UsageError(
+                f"the release key is not on the controller: name the next one with --release-key URI|{NEW}|{CONTROLLER}"
+            )
         anew.append("targets")
     root = [*existing_keys(root_keys, present), *make_root_keys(folder, count, protect, present)]
     release = external_release_key(release_key, folder, protect)
@@ -212,7 +215,7 @@ def sign_waiting(data: Path, sign_with: tuple[str, ...], yes: bool, as_json: boo
     from edgesplit_cli.signing import signatures_for
 
     if not sign_with:
-        raise UsageError("say with which keys: --sign-with URI")
+        raise UsageError("name the keys to sign with: --sign-with URI")
     api = connect(data)
     pending = api.get("/v1/keys/change")
     for line in pending["changes"]:
@@ -286,7 +289,7 @@ def _to_dict(result: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
 
 def _print_result(result: Mapping[str, Any]) -> None:
     if result["done"]:
-        click.echo("done: the new keys count, and devices follow")
+        click.echo("done: the new keys are in force, and devices adopt them")
     else:
         _print_pending(result)
 
@@ -305,8 +308,8 @@ def _threshold_text(role: Mapping[str, Any]) -> str:
 
 
 def _keys_text(role: Mapping[str, Any]) -> str:
-    here = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if key["here"]]
-    elsewhere = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if not key["here"]]
+    here = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if key["on_controller"]]
+    elsewhere = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if not key["on_controller"]]
     parts = [f"{', '.join(here)} on the controller"] if here else []
     return "; ".join([*parts, *([f"{', '.join(elsewhere)} elsewhere"] if elsewhere else [])])
 

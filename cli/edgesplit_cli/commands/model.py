@@ -156,7 +156,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
     "--on", "where", default="local", metavar="local|DEVICE",
-    help="local: the controller's machine; a device: what it measured of the model at work, in the last day.",
+    help="local: the controller's machine; a device: what it measured of the model in operation, in the last day.",
 )  # fmt: skip
 @json_option
 @click.pass_obj

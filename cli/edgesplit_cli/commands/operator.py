@@ -95,7 +95,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Revoke the operator {name}?", abort=True)
     connect(data).delete(f"/v1/operators/{quote(name, safe='')}")
-    click.echo(f"{name} is revoked: nothing of theirs opens anything from now on")
+    click.echo(f"{name} is revoked: its credentials are not accepted any more")
 
 
 def _request_credentials(api: ControllerClient, path: str, body: dict[str, Any], out: Path) -> credentials.Credentials:

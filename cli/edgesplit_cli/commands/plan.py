@@ -188,7 +188,7 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
         )
     profiles = [source.device, *(profile for _, profile, _ in source.tiers)]
     has_profile_file = any(is_path(profile) for profile in profiles)
-    with console(quiet=source.quiet).status(Text(f"measuring {source.what} where that was not done")):
+    with console(quiet=source.quiet).status(Text(f"measuring {source.what} as far as no measurements exist")):
         tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
         query = {
             "device": ANY_DEVICE if has_profile_file else source.device,

@@ -18,13 +18,13 @@ def profiles(name: str | None, as_json: bool) -> None:
     if name is None:
         all_profiles = [load_profile(item) for item in list_profiles()]
         rows = [(item.name, item.description, format_size(item.memory_bytes.value)) for item in all_profiles]
-        print_result(msgspec.to_builtins(all_profiles), as_json, table(("profile", "what it is", ">memory"), rows))
+        print_result(msgspec.to_builtins(all_profiles), as_json, table(("profile", "description", ">memory"), rows))
         return
     profile = load_profile(name)
     head = bold_head(profile.name, f"  {profile.description}")
     figures = table(("figure", ">value", "unit", "basis", "source"), profile.figure_rows())
     errors = [
-        f"predictions by {label}: the truth is {fit.low:.2f} to {fit.high:.2f} times that, {fit.coverage:.0%} "
+        f"predictions by {label}: actual times are {fit.low:.2f} to {fit.high:.2f} times that, {fit.coverage:.0%} "
         f"sure ({fit.basis}: {fit.source.strip()})"
         for label, fit in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None))
         if fit is not None

@@ -105,12 +105,14 @@ def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
 
 def print_drift(drift: Mapping[str, Any]) -> None:
     """Print the drift of one plan on one class of devices."""
-    details = f"  {drift['device_class']}  {len(drift['devices'])} devices, {drift['heard']} heard"
+    details = (
+        f"  {drift['device_class']}  {len(drift['devices'])} devices, {drift['measured_devices']} of them measured"
+    )
     basis = f", {drift['basis']}" if drift["basis"] not in (None, "measured") else ""
     console().print(bold_head(drift["model"], f"{details}{basis}  replan: {drift['policy']}"))
     rows = [
         (
-            item["what"],
+            item["quantity"],
             figure_text(item["assumed"], item["unit"]),
             figure_text(item["measured"], item["unit"]),
             factor_text(item),
@@ -165,7 +167,7 @@ def accept(data: Path, /, number: int, as_json: bool) -> None:
     result = connect(data).post(f"/v1/proposals/{number}/accept", {})
     devices = result["devices"]
     recipients = ", ".join(devices) if len(devices) <= MAX_NAMED else f"{len(devices)} devices"
-    text = f"release {result['result'][:16]}… is on its way to {recipients}; see `edgectl rollout status`"
+    text = f"release {result['result'][:16]}… is being rolled out to {recipients}; see `edgectl rollout status`"
     print_result(result, as_json, text)
 
 

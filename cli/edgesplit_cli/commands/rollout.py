@@ -38,7 +38,7 @@ def list_rollouts(data: Path, newest: int, as_json: bool) -> None:
 
 @rollout.command()
 @click.argument("number", type=NUMBER, required=False, metavar="[ID]")
-@click.option("--watch", "live", is_flag=True, help="Show it live until it ends, and exit by how it ended.")
+@click.option("--watch", "live", is_flag=True, help="Refresh until the rollout ends; the exit code says how it ended.")
 @click.option("--devices", is_flag=True, help="With --json: every device of it, too.")
 @json_option
 @click.pass_context

@@ -46,7 +46,7 @@ class Sample:
     cause: str
     raced: bool
     """Device and offload server both worked on it, as planned."""
-    late: bool
+    emulation_overrun: bool
     latency_s: float
     """Seconds as measured by the application."""
     predicted_s: float
@@ -126,7 +126,8 @@ def _sample(at_s: float, took_s: float, answer: Answer, frame: Frame) -> Sample:
     reference = frame.reference.reshape(-1)
     return Sample(
         at_s=at_s, row=report.row, after=report.split_after, fallback=report.fallback, cause=report.cause,
-        raced=bool(report.raced), late=report.emulation_overrun, latency_s=took_s, predicted_s=report.predicted_s,
+        raced=bool(report.raced), emulation_overrun=report.emulation_overrun,
+        latency_s=took_s, predicted_s=report.predicted_s,
         up_bytes=report.up_bytes,
         equals_reference=bool(np.allclose(output, reference, rtol=1e-4, atol=1e-4 * float(np.abs(reference).max()))),
         same_top1=int(output.argmax()) == int(reference.argmax()), matches_label=int(output.argmax()) == frame.label,

@@ -15,7 +15,7 @@ LABELS = {
     LOCAL: "all on the device",
     INSIDE: "cut inside the model",
     REMOTE: "all in the cloud",
-    FALLBACK: "cloud late or silent, finished alone",
+    FALLBACK: "cloud late or unreachable, finished locally",
 }
 BANDS = (
     ("link-drop", "link-back", "LTE link at a tenth", "#f6e7c8"),
@@ -126,5 +126,9 @@ def _legend(figure: Any) -> None:
         handles=[*dots, line], ncols=5, loc="upper center", frameon=False, fontsize=9, bbox_to_anchor=(0.5, 0.955)
     )
     figure.suptitle(
-        "One model, three devices, a bad day: what each answer took", x=0.5, y=0.985, fontsize=12, color=INK
+        "One model, three devices, a day with faults: the latency of each answer",
+        x=0.5,
+        y=0.985,
+        fontsize=12,
+        color=INK,
     )

@@ -106,8 +106,8 @@ class Supervisor:
                     continue
                 child.restarts += 1
                 if child.restarts > self._max_restarts:
-                    raise EdgeError(f"{name} keeps dying; its log {child.log} ends:\n{child.log_tail()}")
-                self._on_event(f"{name} died; starting it again")
+                    raise EdgeError(f"{name} exits again and again; its log {child.log} ends:\n{child.log_tail()}")
+                self._on_event(f"{name} exited; starting it again")
                 child.start()
 
     def stop(self) -> None:

@@ -248,13 +248,15 @@ class Demo:
         self.console.print(f"picture: {picture}" + (f"   summary: {json_file}" if json_file else ""))
         failures = problems(summary)
         if failures:
-            raise EdgeError("the demo did not show what it should:\n  " + "\n  ".join(failures))
-        self.console.print("Every request was answered once, and as the whole model answers.", style="green")
+            raise EdgeError("the demo failed:\n  " + "\n  ".join(failures))
+        self.console.print(
+            "Every request was answered exactly once, with the result of the whole model.", style="green"
+        )
 
     def keep_running(self) -> None:
         """Leave everything running until Ctrl-C."""
         self.console.print(
-            f"Running on. Try: edgectl --data {self.data} device list --watch   (Ctrl-C stops everything)"
+            f"Still running. Try: edgectl --data {self.data} device list --watch   (Ctrl-C stops everything)"
         )
         try:
             while True:
@@ -325,7 +327,7 @@ class Demo:
             if monotonic() > deadline:
                 log_tails = "\n".join(f"--- {child.log}\n{child.log_tail(8)}" for child in self.children.values())
                 raise EdgeError(
-                    f"waited {START_TIMEOUT_S:.0f} s in vain until {description}; the logs end:\n{log_tails}"
+                    f"waited {START_TIMEOUT_S:.0f} s without success until {description}; the logs end:\n{log_tails}"
                 )
             time.sleep(0.1)
 

@@ -95,7 +95,7 @@ def condition_line(condition: dict[str, Any]) -> Text:
     when = (
         f"since {ago_text(condition['since'])}"
         if is_current
-        else f"when it was last heard (since {ago_text(condition['since'])})"
+        else f"at its last message (since {ago_text(condition['since'])})"
     )
     details = f": {condition['text']}, {when}. {condition['remedy'][:1].upper()}{condition['remedy'][1:]}."
     return Text.assemble((condition["kind"], "red" if is_current else "yellow"), details)
@@ -117,10 +117,10 @@ def model_lines(device: dict[str, Any]) -> list[Text]:
             f" {runs[:16] or 'nothing'}",
         ]
         if model and not model.get("current", True):
-            parts.append(f" (said {ago_text(reported.get('at'))}: {model.get('last_state')})")
+            parts.append(f" (reported {ago_text(reported.get('at'))}: {model.get('last_state')})")
         if difference.get("kind") not in (None, "as desired"):
             reason = f" ({difference['detail']})" if difference.get("detail") else ""
-            wanted = f"; shall run {difference['desired'][:16]}" if difference["desired"] not in ("", runs) else ""
+            wanted = f"; desired {difference['desired'][:16]}" if difference["desired"] not in ("", runs) else ""
             parts.append(f"{wanted}: {difference['kind']}{reason}")
         lines.append(Text.assemble(*parts))
     return lines
@@ -134,7 +134,7 @@ def health_line(health: dict[str, Any]) -> Text:
     if (memory := health.get("memory_bytes")) is not None:
         parts.append(f"{format_size(memory)} of memory")
     if (drift := health.get("drift")) is not None:
-        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top1_agrees")]
+        top = {True: ", the same top-1", False: ", another top-1", None: ""}[health.get("top1_agrees")]
         parts.append(f"drift {percent_text(drift)}{top}")
     if health.get("golden_ok"):
         parts.append("golden inputs answered")
@@ -146,7 +146,7 @@ def sequence_line(counts: dict[str, Any]) -> str:
     """Counts of lost, repeated and reordered telemetry."""
     labels = (("missing", "lost"), ("again", "twice"), ("earlier", "out of order"), ("older", "of older sessions"))
     odd = [f"{counts[name]} {text}" for name, text in labels if counts.get(name)]
-    late = f", {counts['from_backlog']} came late" if counts.get("from_backlog") else ""
+    late = f", {counts['from_backlog']} from the backlog" if counts.get("from_backlog") else ""
     return (
         f"telemetry {max(0, counts['sequence'])} of session {counts['session']}; {', '.join(odd) or 'none lost'}{late}"
     )
@@ -179,7 +179,7 @@ def state_text(device: dict[str, Any]) -> Text:
     style = STATE_STYLE.get(device["state"], "white")
     copied = (" copied", "red") if device.get("copied") else ""
     safe = (" safe mode", "red") if device.get("safe_mode") else ""
-    limited_text = (" held off", "red") if _is_held(device.get("flooded")) else ""
+    limited_text = (" quarantined", "red") if _is_held(device.get("flooded")) else ""
     return Text.assemble((device["state"], style), copied, safe, limited_text)
 
 
@@ -190,7 +190,7 @@ def _is_held(flooded: dict[str, Any] | None) -> bool:
 def flood_text(name: str, flooded: dict[str, Any]) -> str:
     """The text for a device that exceeded the message rate of a correct agent."""
     left_s = flooded["held_until"] - time.time()
-    status = f"held off for {left_s:.0f} s more" if left_s > 0 else "let in again"
+    status = f"quarantined for {left_s:.0f} s more" if left_s > 0 else "accepted again"
     times = "once" if flooded["times"] == 1 else f"{flooded['times']} times"
     return (
         f"it flooded the broker ({times}, last {ago_text(flooded['at'])}): {status}. "

@@ -49,7 +49,7 @@ def rollout_table(rollouts: list[dict[str, Any]]) -> RenderableType:
                 str(states["succeeded"]), str(failed), rollout["reason"] or rollout["waits_for"],
             )
         )  # fmt: skip
-    columns = (">id", "model", "state", "stage", ">devices", "of them", ">well", ">not", "why, or what it waits for")
+    columns = (">id", "model", "state", "stage", ">devices", "of them", ">well", ">not", "reason, or what it waits for")
     return table(columns, rows)
 
 
@@ -125,7 +125,7 @@ def _speed_text(rollout: Mapping[str, Any]) -> str:
         return ""
     seconds = max(1.0, (rollout["ended"] or time.time()) - rollout["began"])
     limit = f" (at most {rollout['terms']['rate']})" if rollout["terms"]["rate"] else ""
-    return f"told {reached} in {seconds:.0f} s, {60 * reached / seconds:.3g} a minute{limit}"
+    return f"assigned to {reached} in {seconds:.0f} s, {60 * reached / seconds:.3g} a minute{limit}"
 
 
 def poll(api: ControllerClient, number: int, until: float, every_s: float = POLL_S) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,6 @@ test("units are those that people use", () => {
   expect([count(12_345), times(1.834), short("0123456789abcdef")]).toEqual(["12 345", "1.83 ×", "01234567"]);
 });
 
-test("what is not known is never a nought", () => {
+test("an unknown figure is not shown as zero", () => {
   expect([seconds(null), rate(undefined), bytes(null), age(null, 5), times(null)]).toEqual(["–", "–", "–", "–", "–"]);
 });

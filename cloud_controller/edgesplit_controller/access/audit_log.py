@@ -112,8 +112,8 @@ def to_dict(row: AuditRow) -> dict[str, Any]:
 
 
 def _printable(value: str | int) -> str | int:
-    """The text cut to `TEXT` characters, with unprintable ones replaced by "?": callers send it, and databases and
-    terminals may fail on it."""
+    """The text cut to `MAX_TEXT_CHARS` characters, with unprintable ones replaced by "?": callers send it, and
+    databases and terminals may fail on it."""
     if isinstance(value, int):
         return value
     return "".join(letter if letter.isprintable() else "?" for letter in value[:MAX_TEXT_CHARS])

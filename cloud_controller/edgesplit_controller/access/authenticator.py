@@ -31,7 +31,7 @@ WRONG_TOKEN = (
     " file of `edgectl operator add`; this one is unknown, revoked or expired, or not of the certificate that was shown"
 )
 NO_SESSION = "this session has ended: `edgectl dashboard` opens another"
-NO_CREDENTIALS = "nothing was presented: an operator's certificate and token are needed, or a browser's session"
+NO_CREDENTIALS = "no credentials: an operator's certificate and token are needed, or a browser session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Authenticator:
         """The caller. Unauthenticated if the credentials are missing or not valid, RateLimited for an operator with too
         many calls."""
         if len(presented.authorization) > 1 or (not presented.authorization and len(presented.session) > 1):
-            raise Unauthenticated("a request presents one token, or one session")
+            raise Unauthenticated("a request must carry either one token or one session")
         # The token decides if there is one, even if a valid session cookie came with it: a second method after a failed
         # first would double an attacker's tries.
         if presented.authorization:
@@ -84,14 +84,14 @@ class Authenticator:
         else:
             raise Unauthenticated(NO_CREDENTIALS)
         if not self.calls.allow(caller.operator):
-            raise RateLimited(f"{caller.operator} calls more than a hundred times a second; try again soon", 1.0)
+            raise RateLimited(f"{caller.operator} makes more than a hundred calls a second; try again soon", 1.0)
         return caller
 
     def log_in(self, presented: PresentedCredentials, code: str) -> OpenedSession:
         """Open a browser session: by a one-time code or, if `code` is empty, by the certificate and token. Sessions
         that were open in this browser end."""
         if presented.is_cross_origin:
-            raise PermissionDenied("a page of another origin opens no session here")
+            raise PermissionDenied("login from a page of another origin is refused")
         if code:
             try:
                 opened = self.sessions.open_by_code(code, presented.address)
@@ -131,7 +131,7 @@ class Authenticator:
         if row is None:
             raise self._on_failure(presented, NO_SESSION)
         if presented.is_change and presented.is_cross_origin:
-            raise PermissionDenied("a page of another origin changes nothing here")
+            raise PermissionDenied("a change from a page of another origin is refused")
         if presented.is_change and not bearer_token.is_equal(presented.csrf, csrf_token(secret)):
             raise PermissionDenied("a change by a session needs its CSRF token: `X-CSRF-Token`, from GET /v1/session")
         self.operators.on_call(row)
@@ -139,7 +139,11 @@ class Authenticator:
 
     def _on_failure(self, presented: PresentedCredentials, text: str) -> EdgeError:
         wait_s = self.failures.on_failure(_client_key(presented))
-        return RateLimited(f"{text} (too many failures from there)", wait_s) if wait_s else Unauthenticated(text)
+        return (
+            RateLimited(f"{text} (too many failed attempts from this address)", wait_s)
+            if wait_s
+            else Unauthenticated(text)
+        )
 
 
 def certified_operator(peer: Peer | None) -> str:

@@ -118,11 +118,11 @@ class Operators:
         with self._database.write() as session:
             row, now = _changeable_operator(session, name, by), self._now()
             if row.revoked:
-                raise Conflict(f"operator {name!r} is revoked: `edgectl operator add {name}` lets them in again")
+                raise Conflict(f"operator {name!r} is revoked: `edgectl operator add {name}` creates it again")
             if expires_s:
                 row.expires = now + expires_s
             elif state_of(row, now) == "expired":
-                raise Conflict(f"operator {name!r} has expired: say for how long they are let in again (--expires)")
+                raise Conflict(f"operator {name!r} has expired: give its new validity with --expires")
             _end_credentials(session, name, now, but_serial="" if csr_pem else None)
             return self._issue_credentials(session, row, csr_pem, now)
 
@@ -168,7 +168,7 @@ class Operators:
         return row if row is not None and state_of(row, self._now()) == "active" else None
 
     def on_call(self, row: OperatorRow) -> None:
-        """Record that the operator called now, at most once in `SEEN_EVERY_S`."""
+        """Record that the operator called now, at most once in `LAST_SEEN_RESOLUTION_S`."""
         now = self._now()
         if row.last_seen is None or now - row.last_seen > LAST_SEEN_RESOLUTION_S:
             with self._database.write() as session:

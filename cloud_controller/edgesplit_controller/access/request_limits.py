@@ -27,7 +27,7 @@ class BodyLimits:
     def __init__(
         self, app: ASGIApp, *, default: int, by_suffix: Mapping[str, int], timeout_s: float = BODY_TIMEOUT_S
     ) -> None:
-        """`default` and `by_suffix` (of the path) are limits in bytes. `patience_s` is the timeout for bodies with the
+        """`default` and `by_suffix` (of the path) are limits in bytes. `timeout_s` is the timeout for bodies with the
         default limit; larger ones have no timeout."""
         self._app = app
         self._timeout_s = timeout_s
@@ -80,7 +80,7 @@ class BodyLimits:
         except TimeoutError:
             if is_complete or has_responded:
                 raise
-            await send_error(send, 408, f"the body did not come within {self._timeout_s:.0f} s")
+            await send_error(send, 408, f"the body did not arrive within {self._timeout_s:.0f} s")
 
 
 class _TooLong(Exception):

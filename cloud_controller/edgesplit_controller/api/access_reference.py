@@ -15,14 +15,16 @@ from starlette.routing import BaseRoute
 from edgesplit_controller.api.authorisation import Authentication, GuardedRoute, Permissions
 from edgesplit_controller.caller import Role
 
-HEAD = """# Who may call what
+HEAD = """# Permissions of the API
 
 Written by `python -m edgesplit_controller.api.reference access > docs/access.md` from the routes of the API; a test
 compares
-the two. Each role may what those to the left of it may. "Own groups": for an operator of some groups, devices of others
-do not exist (404), and `all`, labels and lists mean their own. "Session": a browser may, by cookie and CSRF token;
-where it says no, an operator's certificate and token are needed. "Listed": such a call is in the audit log when it is
-let in; one that is refused for who made it (401, 403, 421, 429) always is, but for the many of a flood.
+the two. Each role includes the rights of those to its left. "Own groups": for an operator of some groups, devices of
+others
+do not exist (404), and `all`, labels and lists mean their own. "Session": a browser session may, by cookie and CSRF
+token;
+where it says no, an operator's certificate and token are needed. "Listed": such a call is in the audit log when it was
+accepted; one that is refused because of its caller (401, 403, 421, 429) always is, except the many of a flood.
 
 | route | viewer | operator | admin | operators of some groups | session | listed |
 |---|---|---|---|---|---|---|

@@ -81,7 +81,7 @@ def create_app(
     """The application over one controller.
 
     `hosts` are the names and addresses at which it is reached, `model_bytes` is the size limit of an uploaded model,
-    `heavy` runs heavy work, `own` is the status of this process.
+    `heavy` runs heavy work, `ledger` holds the metrics and `status` the state of this process.
     """
     app = FastAPI(
         title="edgesplit controller",

@@ -57,11 +57,11 @@ class Permissions:
     def check(self, caller: Caller) -> None:
         """Raise PermissionDenied unless the caller has these permissions."""
         if self.role is not None and caller.role < self.role:
-            raise PermissionDenied(f"this takes the role {self.role.word}, and {caller.operator} is {caller.role.word}")
+            raise PermissionDenied(f"this needs the role {self.role.word}, and {caller.operator} is {caller.role.word}")
         if self.everywhere and caller.groups is not None:
-            raise PermissionDenied(f"this is about all groups, and {caller.operator} is for some of them")
+            raise PermissionDenied(f"this concerns all groups, and {caller.operator} is limited to some of them")
         if self.authentication is Authentication.CERTIFICATE and not caller.serial:
-            raise PermissionDenied("not from a browser's session: use edgectl, with the operator's certificate")
+            raise PermissionDenied("not available to a browser session: use edgectl, with the operator's certificate")
 
     def is_change(self, method: str) -> bool:
         """Whether a call with this method changes something, and so has an entry in the audit log before it is done."""

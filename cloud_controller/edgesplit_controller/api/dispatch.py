@@ -44,7 +44,7 @@ class HeavyJobQueue:
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Queue `work` and await its result; Busy if the queue is full. Call on the event loop."""
         if self._waiting >= MAX_HEAVY_JOBS:
-            raise Busy(f"{self._waiting} plans and deployments wait already; try again later")
+            raise Busy(f"{self._waiting} plans and deployments are queued already; try again later")
         future: Future[T] = Future()
         self._waiting += 1
         try:

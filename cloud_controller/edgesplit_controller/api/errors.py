@@ -29,7 +29,7 @@ STATUS_BY_CLASS: tuple[tuple[type[EdgeError], int], ...] = (
 
 
 def status_of(error: EdgeError) -> int:
-    """The HTTP status of an error; 500 for a class that is not in `STATUS`."""
+    """The HTTP status of an error; 500 for a class that is not in `STATUS_BY_CLASS`."""
     return next((status for kind, status in STATUS_BY_CLASS if isinstance(error, kind)), 500)
 
 

@@ -30,26 +30,26 @@ SCHEMES: dict[str, Any] = {
         "type": "apiKey",
         "in": "header",
         "name": "X-CSRF-Token",
-        "description": "Of the session, from GET /v1/session: needed for whatever is not a GET.",
+        "description": "CSRF token of the session, from GET /v1/session: required by every method but GET.",
     },
 }
 """OpenAPI security schemes."""
 ERROR_DESCRIPTIONS = {
-    400: "What was sent is not what this takes.",
-    401: "It was not shown who calls, or not by what is good.",
-    403: "Who calls may not.",
-    404: "There is no such thing, or none for who calls.",
-    409: "Not in the present state.",
+    400: "The request is malformed or invalid.",
+    401: "The credentials are missing or not valid.",
+    403: "The caller lacks the permission.",
+    404: "The object does not exist, or the caller cannot see it.",
+    409: "Not possible in the present state.",
     413: "The body is too long.",
     422: "The model is refused.",
-    429: "Too often, or too much waits: come back after `Retry-After` seconds.",
-    503: "Something that is needed does not answer.",
+    429: "Too many calls, or the queue is full: retry after `Retry-After` seconds.",
+    503: "A component that the call needs does not answer.",
 }
 """Description of each error status."""
 DEFAULT_ERROR_DESCRIPTION = "Any other error; of 500 the controller's log says more."
 """Description of the default error response."""
 INFO = (
-    "What edgectl and the dashboard speak. Errors are objects with `error` (for people) and `kind` (for programs)."
+    "The API of edgectl and the dashboard. Errors are objects with `error` (for people) and `kind` (for programs)."
     " Each answer has an `X-Request-Id`, which the controller's log and its audit log name too."
 )
 """Description of the API."""

@@ -35,7 +35,7 @@ async def uploaded_file(request: Request, what: str) -> AsyncIterator[Path]:
     """The body as a temporary file, deleted at the end of the context. Busy if four uploads run already; `what` names
     them in that error."""
     if not request.app.state.pushing.acquire(blocking=False):
-        raise Busy(f"four {what} are on their way already; try again later")
+        raise Busy(f"four {what} are being uploaded already; try again later")
     try:
         part = controller_of(request).blobs.incoming_file()
         try:
@@ -61,7 +61,7 @@ async def write_body(request: Request, part: Path) -> None:
         except ClientDisconnect as error:
             raise LinkError("the upload was cut short") from error
         except OSError as error:
-            raise EdgeError(f"the upload cannot be kept: {error.strerror}") from error
+            raise EdgeError(f"the upload cannot be stored: {error.strerror}") from error
 
 
 def parse_base64(text: str, what: str = "a sample") -> bytes:

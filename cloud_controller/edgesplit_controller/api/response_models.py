@@ -366,7 +366,7 @@ class BundleShape(ResponseModel):
 
     id: str
     device: str
-    who: str
+    requested_by: str
     requested: float
     state: str
     reason: str
@@ -388,12 +388,12 @@ class TelemetryShape(ResponseModel):
 
 
 class EventShape(ResponseModel):
-    """An event: which operator or device (`who`) did what to which subject."""
+    """An event: which operator or device (`actor`) did what (`action`) to which subject."""
 
     id: int
     at: float
-    who: str
-    what: str
+    actor: str
+    action: str
     subject: str
     detail: dict[str, Any]
 
@@ -510,7 +510,7 @@ class RolloutShape(ResponseModel):
     model: str
     release: str
     targets: list[str]
-    who: str
+    created_by: str
     created: float
     began: float | None
     ended: float | None

@@ -72,7 +72,7 @@ class Housekeeping:
     def _check_processes(self) -> None:
         self.revocations.reload_if_changed()
         if self.slot.was_taken_over:
-            log.error("another process has our place: this one was away for too long, and ends")
+            log.error("another process has this process's number: it did not renew its lease in time, and ends")
             self.stopping.set()
 
     def _sweep(self) -> None:

@@ -116,7 +116,7 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
     """Write the configuration for an external broker at `settings.broker`, before or while a controller runs; returns
     the files' paths."""
     if not settings.broker:
-        raise UsageError("say where that broker will be, as devices reach it: --broker mqtts://HOST:8883")
+        raise UsageError("give the broker's address, as devices reach it: --broker mqtts://HOST:8883")
     authority = Authority(settings.data / "keys")
     database = Database(settings.database_url)
     try:
@@ -290,7 +290,7 @@ def _start_mqtt(process: _Process) -> Session:
     process.stack.callback(session.stop)
     if not session.wait_connected(BROKER_CONNECT_TIMEOUT_S):
         whose = f"the broker {settings.broker}" if settings.broker else "our own broker"
-        raise UsageError(f"{whose} does not let us in: {session.problem}")
+        raise UsageError(f"{whose} refuses the connection: {session.problem}")
 
     def on_lease(ours: bool) -> None:
         if ours:
@@ -433,7 +433,9 @@ def _settings_of_joining(settings: Settings) -> Settings:
     if not settings.database:
         raise UsageError("--join needs the database that the processes share: --database postgresql://HOST/NAME")
     if not settings.broker and not running.get("mqtt_port"):
-        raise UsageError("no controller that runs says where the broker is: give it with --broker mqtts://HOST:8883")
+        raise UsageError(
+            "no running controller has stored the broker's address: give it with --broker mqtts://HOST:8883"
+        )
     device_broker = f"{url_host(str(running.get('mqtt_host')))}:{running.get('mqtt_port')}" if running else ""
     joined = replace(
         settings, offload=False, broker=settings.broker or f"mqtts://{device_broker}",

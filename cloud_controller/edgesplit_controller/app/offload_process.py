@@ -27,7 +27,7 @@ def offload_arguments(data: Path, *, port: int | None = None, bind: str | None =
     if not (data / OFFLOAD / "root.json").is_file():
         raise UsageError(f"{data} is no controller's data folder: run `edgectl --data {data} up` first")
     if not chosen_port:
-        raise UsageError(f"no controller runs on {data} that would say which port: give one with --port")
+        raise UsageError(f"no controller runs on {data} to take the port from: give one with --port")
     credentials = _server_files(data, OFFLOAD)
     options = {
         "--releases": data / OFFLOAD / "releases", "--root": data / OFFLOAD / "root.json",

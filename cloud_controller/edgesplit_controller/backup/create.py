@@ -69,9 +69,9 @@ def make_backup(
     if not (data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{data} is no controller's data folder: give it with `edgectl --data DIR backup ...`")
     if keys and not (encryption.passphrase or encryption.recipient):
-        raise UsageError("a backup with keys is sealed: by a passphrase, or --to PUBLIC-KEY")
+        raise UsageError("a backup with keys must be encrypted: with a passphrase, or for a key, --to PUBLIC-KEY")
     if file.exists() and not replace:
-        raise UsageError(f"{file} is there already: --force replaces it")
+        raise UsageError(f"{file} exists already: --force replaces it")
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:

@@ -84,7 +84,7 @@ def parse_recipient(text: str) -> bytes:
         raw = base64.urlsafe_b64decode(text.strip().encode())
         X25519PublicKey.from_public_bytes(raw)
     except ValueError as error:
-        raise UsageError("--to takes the public key that `edgectl backup --new-recipient FILE` told") from error
+        raise UsageError("--to takes the public key that `edgectl backup --new-recipient FILE` printed") from error
     return raw
 
 
@@ -182,12 +182,12 @@ class SealedReader(io.RawIOBase):
         try:
             data = self._cipher.decrypt(_nonce(self._number, bool(last)), data, self._header_hash)
         except InvalidTag as error:
-            reason = "the passphrase or key is another, or the file was changed"
+            reason = "wrong passphrase or key, or the file was changed"
             raise TrustError(f"the backup cannot be opened: {reason}") from error
         self._number += 1
         self._ended = bool(last)
         if self._ended and self._file.read(1):
-            raise MalformedMessage("something follows the end of the backup: it was changed")
+            raise MalformedMessage("data follows the end of the backup: it was changed")
         return data
 
 

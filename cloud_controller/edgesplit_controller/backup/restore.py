@@ -63,7 +63,9 @@ def restore(
         header = opened.header
         existing = _existing_names(data)
         if existing - ({"keys", "tuf"} if not header.keys else set()) and not replace:
-            raise UsageError(f"{data} is not empty: restore into another folder, or --force (what is there is kept)")
+            raise UsageError(
+                f"{data} is not empty: restore into another folder, or --force (the present folder is kept beside it)"
+            )
         if not header.keys and not (data / "keys" / "ca.key").is_file():
             raise UsageError(
                 f"this backup has no keys: put those of that controller into {data}/keys and {data}/tuf/keys"
@@ -127,7 +129,7 @@ def _unpack(opened: SealedReader, staging: Path, on_progress: Callable[[], None]
             for member in tar:
                 name = member.name
                 if contents is not None or name in written or not member.isreg() or not _NAME.fullmatch(name):
-                    raise MalformedMessage(f"the backup has a file that is none of ours: {name[:80]!r}")
+                    raise MalformedMessage(f"the backup has an unexpected file: {name[:80]!r}")
                 source = tar.extractfile(member)
                 assert source is not None
                 if name == CONTENTS:

@@ -97,7 +97,7 @@ def import_rows(url: str, lines: Iterable[bytes], now: float, *, replace: bool) 
             migrate(engine, in_connection=connection)
             return _pause_restored(connection, now)
     except SQLAlchemyError as error:
-        malformed = MalformedMessage(f"the backup's rows cannot be kept: {error}")
+        malformed = MalformedMessage(f"the backup's rows cannot be stored: {error}")
         raise translate_error(error, engine) or malformed from error
     finally:
         engine.dispose()

@@ -30,14 +30,16 @@ MAX_UNAGGREGATED = 100_000
 """Messages that are not aggregated, from which histories are reported as bad: they are about an hour late."""
 LOW_DISK_PART, LOW_DISK_BYTES = 0.05, 2**30
 REMEDIES: Mapping[str, str] = {
-    "broker": "look at the controller's log, which has mosquitto's words, or at the broker that you gave with --broker",
-    "offload server": "look at offload/offload.log in the data folder; devices finish alone meanwhile",
-    "database": "look at its machine and its log: every other part waits for it",
+    "broker": "read the controller's log, which has mosquitto's messages, or check the broker that you gave"
+    " with --broker",
+    "offload server": "read offload/offload.log in the data folder; devices finish locally meanwhile",
+    "database": "check its machine and its log: every other component depends on it",
     "disk": "free space in the data folder: `edgectl model list` says what is stored",
-    "histories": "the controller adds up less than devices say: give it more time on a processor, or another process",
-    "processes": "see processes/*.log in the data folder; `edgectl up --processes` starts as many as it is told",
-    "gateway": "look at its page: devices behind it go to the cloud by themselves, or finish alone",
-    "way to the cloud": "devices finish alone: look at the offload server, and at the links in between",
+    "histories": "telemetry arrives faster than it is aggregated: give the controller more CPU time, or another"
+    " process",
+    "processes": "see processes/*.log in the data folder; `edgectl up --processes` starts as many as it names",
+    "gateway": "see its page: devices behind it offload to the cloud directly, or finish locally",
+    "way to the cloud": "devices finish locally: check the offload server, and the links to it",
 }
 """What an operator does about a bad component, by its name."""
 
@@ -116,7 +118,7 @@ class HealthOverview:
         if not count:
             return []
         state: Literal["good", "bad"] = "good" if 2 * reached >= count else "bad"
-        summary = f"{reached} of {count} devices that are online reach it"
+        summary = f"{reached} of {count} online devices reach it"
         return [ComponentHealth("way to the cloud", "", state, summary, at=now)]
 
     def _disk(self, now: float) -> ComponentHealth:
@@ -127,7 +129,7 @@ class HealthOverview:
 
     def _histories(self, now: float) -> ComponentHealth:
         behind = self._unaggregated()
-        text = f"{behind} messages are not added up yet" if behind else "every message is added up"
+        text = f"{behind} messages are not aggregated yet" if behind else "every message is aggregated"
         return ComponentHealth("histories", "", "bad" if behind > MAX_UNAGGREGATED else "good", text, at=now)
 
 
@@ -146,7 +148,7 @@ def _recorded(session: Session, now: float) -> list[ComponentHealth]:
         up_to_date = [row for row in of_component if row.process in fresh]
         if not up_to_date:
             last = max(of_component, key=lambda row: row.at)
-            summary = f"nobody has looked at it lately; then: {last.text}"
+            summary = f"not checked lately; the last result: {last.text}"
             parts.append(ComponentHealth(name, "", "unknown", summary, at=last.at))
             continue
         bad = [row for row in up_to_date if row.state != "good"]
@@ -162,8 +164,8 @@ def _processes(session: Session) -> ComponentHealth:
     rows = session.scalars(select(LeaseRow).where(LeaseRow.holder != "", LeaseRow.expires > now)).all()
     numbers = sorted(int(row.name.removeprefix("process ")) for row in rows if row.name.startswith("process "))
     has_leader = any(row.name == "controller" for row in rows)
-    suffix = "" if has_leader else "; none of them leads yet"
-    summary = f"{len(numbers)} {'is' if len(numbers) == 1 else 'are'} here{suffix}"
+    suffix = "" if has_leader else "; none of them is the leader yet"
+    summary = f"{len(numbers)} {'process runs' if len(numbers) == 1 else 'processes run'}{suffix}"
     return ComponentHealth("processes", "", "good" if has_leader else "bad", summary)
 
 

@@ -57,7 +57,7 @@ def broker_probe(session: BrokerSession, where: str, own: Supervised | None = No
     def probe() -> ProbeResult:
         if not session.connected:
             problem = session.problem or "it does not answer"
-            return ProbeResult("broker", "bad", f"{whose} does not let us in: {problem}")
+            return ProbeResult("broker", "bad", f"{whose} refuses the connection: {problem}")
         return ProbeResult("broker", "good", f"connected to {whose}{_restarts_text(own)}")
 
     return probe
@@ -71,7 +71,7 @@ def offload_probe(url: str, tls: ssl.SSLContext, own: Supervised | None = None) 
         try:
             status, seconds = _check_ready(url, tls)
         except (OSError, http.client.HTTPException) as error:
-            timeout_text = f"nothing came within {PROBE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
+            timeout_text = f"no answer within {PROBE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
             reason = timeout_text or getattr(error, "strerror", None) or str(error) or type(error).__name__
             return ProbeResult("offload server", "bad", f"{url} does not answer: {reason}{_restarts_text(own)}")
         if status != 200:

@@ -1,7 +1,7 @@
 """Runs probes periodically and records their results in the database, from which any process reads them.
 
 Each process records what it sees under its own number. A row is written when something changed, and otherwise every
-`AGAIN_S`, so that a process that is gone is recognised by an outdated row.
+`REFRESH_S`, so that a process that is gone is recognised by an outdated row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StatusRecorder:
         try:
             self._record([result for result in results if result is not None])
         except EdgeError as error:
-            log.warning("how the parts are could not be noted: %s", error)
+            log.warning("could not record the states of the components: %s", error)
 
     def _record(self, results: Sequence[ProbeResult]) -> None:
         now = self._now()
@@ -61,5 +61,5 @@ def _run_probe(probe: Probe) -> ProbeResult | None:
     try:
         return probe()
     except Exception:  # a probe that fails must not hide the other components
-        log.exception("a part could not be looked at")
+        log.exception("the probe of a component failed")
         return None

@@ -34,19 +34,23 @@ FAILED_STATES: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"}
 
 REMEDIES: Mapping[str, str] = {
     "under-voltage": "check its power supply and cable",
-    "throttled": "cool it, or give it a stronger supply: its clock is capped",
-    "low disk": "free some of its disk, or lower --store-quota",
-    "low memory": "deploy a plan with less on the device (--memory)",
-    "clock wrong": "set its clock (NTP): certificates and statements are judged by it",
-    "stale metadata": "it has not heard a fresh statement: look at its link and its broker; what it runs goes on",
-    "telemetry dropped": "its link was gone for longer than it has room for: raise --telemetry-quota if that matters",
-    "failing release": "see why with `edgectl device show`; roll back or deploy another release",
+    "throttled": "improve its cooling or its power supply: its CPU clock is capped",
+    "low disk": "free disk space on the device, or lower --store-quota",
+    "low memory": "deploy a plan that needs less memory on the device (--memory)",
+    "clock wrong": "set its clock (NTP): the validity of certificates and statements is checked against it",
+    "stale metadata": "its statement expired before a newer one arrived: check its link and the broker; its"
+    " releases keep running",
+    "telemetry dropped": "its link was down for longer than its backlog can hold: raise --telemetry-quota if"
+    " that data matters",
+    "failing release": "`edgectl device show` gives the reason: roll back or deploy another release",
     "safe mode": "no model is loaded: deploy another release to end it",
-    "refused": "it does not believe its statement: see its trouble with `edgectl device show`, and `edgectl keys show`",
-    "copied": "two agents share its identity: revoke it, and claim both anew",
-    "flooding": "it sends more than any agent does: look at it, or revoke it",
-    "certificate expires": "its agent has not renewed it: look at its log (`edgectl device logs`), or claim it anew",
-    "unresponsive": "it is here and does not act upon the newest statement: restart its agent, and look at its log",
+    "refused": "it rejects its statement: `edgectl device show` gives the reason, `edgectl keys show` the state"
+    " of the keys",
+    "copied": "two agents use its identity: revoke it, and create a new claim for each",
+    "flooding": "it sends more messages than a correct agent: inspect it, or revoke it",
+    "certificate expires": "its agent has not renewed it: read its log (`edgectl device logs`), or create a new"
+    " claim for it",
+    "unresponsive": "it is online and does not apply the newest statement: restart its agent, and read its log",
 }
 """What an operator does about a condition, by its kind."""
 
@@ -59,10 +63,12 @@ def from_telemetry(message: Telemetry, clock_off: float | None) -> dict[str, str
         conditions["clock wrong"] = f"its clock is {_duration_text(abs(clock_off))} {direction}"
     moment = message.measured_at
     if message.statement_expires and moment is not None and moment.unix_s > message.statement_expires:
-        conditions["stale metadata"] = "what it was told has expired by its clock"
+        conditions["stale metadata"] = "its statement has expired by its own clock"
     store = message.backlog
     if store is not None and (dropped := store.dropped_idle + store.dropped_busy + store.dropped_failures):
-        conditions["telemetry dropped"] = f"{dropped} messages found no room while the link was gone"
+        conditions["telemetry dropped"] = (
+            f"{dropped} messages were dropped: the backlog was full while the link was down"
+        )
     return conditions
 
 
@@ -88,7 +94,7 @@ def normalise_cause(detail: str) -> str:
     text = re.sub(r"\d+(?:\.\d+)?", "N", text)
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     text = " ".join(text.split())[:MAX_TEXT_CHARS]
-    return text[:1].lower() + text[1:] or "it gives no reason"
+    return text[:1].lower() + text[1:] or "no reason given"
 
 
 def cause_with_kind(kind: str, detail: str) -> str:
@@ -104,9 +110,7 @@ def failure_causes(reported: Mapping[str, Any], telemetry: Mapping[str, Any]) ->
     for release in reported.get("models", []):
         if release["state"] in FAILED_STATES:
             failures.append((release["state"], release.get("detail") or safe_mode))
-    failures += [
-        ("runs badly", release["problem"]) for release in telemetry.get("models", []) if release.get("problem")
-    ]
+    failures += [("degraded", release["problem"]) for release in telemetry.get("models", []) if release.get("problem")]
     if (telemetry.get("power") or {}).get("under_voltage"):
         failures.append(("under-voltage", ""))
     return [{"cause": cause_with_kind(kind, detail), "detail": detail} for kind, detail in dict.fromkeys(failures)]
@@ -117,12 +121,12 @@ def _power(power: PowerState | None) -> dict[str, str]:
     if power is None:
         return conditions
     if power.under_voltage:
-        conditions["under-voltage"] = "its supply is too weak now"
+        conditions["under-voltage"] = "its supply voltage is too low now"
     elif power.under_voltage_since_boot:
-        conditions["under-voltage"] = "its supply was too weak since it booted"
+        conditions["under-voltage"] = "its supply voltage was too low at times since it booted"
     if power.clock_ratio is not None and power.clock_ratio < 0.99:
         heat = f" at {power.celsius:.0f} °C" if power.celsius is not None else ""
-        conditions["throttled"] = f"its clock is capped at {power.clock_ratio:.0%}{heat}"
+        conditions["throttled"] = f"its CPU clock is capped at {power.clock_ratio:.0%}{heat}"
     return conditions
 
 

@@ -51,8 +51,8 @@ def after_birth(previous: SequenceState, session: int) -> SequenceState:
 def after_telemetry(
     previous: SequenceState, session: int, sequence: int, is_stored: bool
 ) -> tuple[SequenceState, Verdict]:
-    """The state after a telemetry message, and what the message is. `stored`: telemetry of that session with that
-    number is in the database."""
+    """The state after a telemetry message, and what the message is. `is_stored`: telemetry of that session with
+    that number is in the database."""
     if session < previous.session:
         return replace(previous, older=previous.older + 1), "older session"
     if session > previous.session:  # telemetry overtook the birth message of its session
@@ -96,8 +96,8 @@ early as it can have been sent."""
 def measured_at(at_measurement: DeviceTime | None, at_sending: DeviceTime | None, now: float) -> tuple[float, Dated]:
     """When a measurement was made, by the controller's clock (Unix seconds), and how that is known.
 
-    `then` has the device's clocks at the measurement, `sent` at a deferred sending (None if it was sent at once). The
-    result is never in the future, and never more than `OLDEST_S` ago.
+    `at_measurement` has the device's clocks at the measurement, `at_sending` at a deferred sending (None if it was
+    sent at once). The result is never in the future, and never more than `MAX_AGE_S` ago.
     """
     if at_measurement is None or at_sending is None:
         return now, "now"
@@ -193,27 +193,27 @@ def _reason(
     model: str, wanted: str, reported: Mapping[str, Any] | None, device: DesiredVsReported
 ) -> tuple[DifferenceKind, str]:
     if wanted and (model, wanted) not in device.statement_releases:
-        return "not published", "no statement names it yet"
+        return "not published", "no statement with this release is published yet"
     if (unreachable := _unreachable(device)) is not None:
         return unreachable
     if device.statement_problem and device.acted_upon < device.counter:
         return "refused", device.statement_problem
     if device.acted_upon < device.counter:
-        return "not applied", f"it acts upon statement {device.acted_upon}, and {device.counter} was said"
+        return "not applied", f"it has applied statement {device.acted_upon}, and {device.counter} is published"
     if reported is None:
-        return "not applied", "it does not speak of this model"
+        return "not applied", "its report does not list this model"
     if not wanted:
-        return "not desired", "it has not stopped it yet"
+        return "not desired", "it has not stopped this model yet"
     return _reported_reason(wanted, reported)
 
 
 def _unreachable(device: DesiredVsReported) -> tuple[DifferenceKind, str] | None:
     if device.state == "stale":
-        return "stale", "its session is there, and nothing comes from it"
+        return "stale", "its session is open, and no message arrives from it"
     if device.state != "online":
-        return "offline", "it hears of it when it comes back"
+        return "offline", "it receives the statement when it reconnects"
     if device.reported_session < device.session:
-        return "older session", "it has not said what it runs since it connected"
+        return "older session", "it has not reported its releases since it connected"
     return None
 
 
@@ -226,7 +226,7 @@ _REASON_BY_STATE: Mapping[str, DifferenceKind] = {
 def _reported_reason(wanted: str, reported: Mapping[str, Any]) -> tuple[DifferenceKind, str]:
     state, detail = str(reported["state"]), str(reported.get("detail", ""))
     if reported["desired_release"] != wanted:
-        return "not applied", "it speaks of another release"
+        return "not applied", "its report is about another release"
     if state == "fetching":
         return ("waiting", detail) if detail else ("fetching", "")
     return _REASON_BY_STATE.get(state, "failed"), detail

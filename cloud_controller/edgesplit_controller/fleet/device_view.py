@@ -31,8 +31,8 @@ JsonObject = dict[str, Any]
 def device_to_dict(device: Device, state: State, page: DevicePage, now: float) -> JsonObject:
     """One device of a page."""
     birth, reported = device.birth or {}, device.reported or {}
-    heard, flood = page.heard.get(device.name), page.floods.get(device.name)
-    facts = _facts(device, state, heard)
+    session_row, flood = page.sessions.get(device.name), page.floods.get(device.name)
+    facts = _facts(device, state, session_row)
     desired = page.desired.get(device.name, [])
     wanted = {row.model: row.release for row in desired}
     reported_models = list(reported.get("models", []))
@@ -75,7 +75,7 @@ def device_to_dict(device: Device, state: State, page: DevicePage, now: float) -
         "telemetry": device.telemetry if telemetry_fact is not None and telemetry_fact.current else None,
         "last_telemetry": device.telemetry,
         "facts": {name: _fact(entry, now) for name, entry in facts.items()},
-        "heard": _sequence_to_dict(heard),
+        "message_sequence": _sequence_to_dict(session_row),
         "conditions": conditions(device, state, page, now),
     }
 
@@ -86,18 +86,18 @@ def conditions(device: Device, state: State, page: DevicePage, now: float) -> li
     result = [
         _condition(row.kind, row.since, row.text, current=online) for row in page.conditions.get(device.name, [])
     ]  # fmt: skip
-    heard, flood = page.heard.get(device.name), page.floods.get(device.name)
+    session_row, flood = page.sessions.get(device.name), page.floods.get(device.name)
     if (copied := page.copied.get(device.name)) is not None:
-        result.append(_condition("copied", copied, "two agents took turns under its name"))
+        result.append(_condition("copied", copied, "two agents connect alternately under its name"))
     if flood is not None and flood.held_until > now:
-        result.append(_condition("flooding", flood.at, f"held off, {flood.times} times in a row"))
+        result.append(_condition("flooding", flood.at, f"quarantined, {flood.times} times in a row"))
     expires = page.certificates.get(device.name)
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
-        remaining = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
+        remaining = f"it expires in {(expires - now) / 86_400:.0f} days" if expires > now else "it has expired"
         result.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, remaining))
-    since = heard.unresponsive_since if heard is not None and online else None
+    since = session_row.unresponsive_since if session_row is not None and online else None
     if since is not None and since < now - causes.UNRESPONSIVE_S:
-        result.append(_condition("unresponsive", since, "it is here and does not act upon its newest statement"))
+        result.append(_condition("unresponsive", since, "it is online and does not apply its newest statement"))
     return sorted(result, key=lambda condition: float(condition["since"]))
 
 
@@ -105,9 +105,9 @@ def _condition(kind: str, since: float, text: str, *, current: bool = True) -> J
     return {"kind": kind, "since": since, "text": text, "remedy": causes.REMEDIES.get(kind, ""), "current": current}
 
 
-def _facts(device: Device, state: State, heard: DeviceSessionRow | None) -> dict[str, Fact | None]:
+def _facts(device: Device, state: State, session_row: DeviceSessionRow | None) -> dict[str, Fact | None]:
     telemetry = device.telemetry or {}
-    at = (heard.born_at, heard.reported_at) if heard is not None else (None, None)
+    at = (session_row.born_at, session_row.reported_at) if session_row is not None else (None, None)
     return {
         "birth": device_state.fact(device.birth, at[0], state=state, session=device.session),
         "reported": device_state.fact(device.reported, at[1], state=state, session=device.session),

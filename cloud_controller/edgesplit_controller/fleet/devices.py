@@ -501,7 +501,7 @@ def _matching(target: Selector, devices: Sequence[Device]) -> list[Device]:
     if not devices:
         raise Conflict("no device is enrolled yet: `edgectl device claim NAME` makes a claim for one")
     if not matching:
-        raise NotFound(f"no device is meant by {target.text[:80]!r}")
+        raise NotFound(f"no device matches {target.text[:80]!r}")
     return matching
 
 

@@ -26,8 +26,8 @@ class Gateways:
     """The gateways of one controller."""
 
     def __init__(self, database: Database, *, now: Callable[[], float], model_if_split: Callable[[str], str]) -> None:
-        """`split_of` returns the model of a release if one of its plans has a tier between device and cloud, otherwise
-        ""."""
+        """`model_if_split` returns the model of a release if one of its plans has a tier between device and cloud,
+        otherwise ""."""
         self._database = database
         self._now = now
         self._model_if_split = model_if_split

@@ -48,7 +48,7 @@ class DevicePage:
     devices: Sequence[Device]
     claims: Sequence[ClaimRow]
     desired: Mapping[str, list[Desired]]
-    heard: Mapping[str, DeviceSessionRow]
+    sessions: Mapping[str, DeviceSessionRow]
     conditions: Mapping[str, list[ConditionRow]]
     copied: Mapping[str, float]
     floods: Mapping[str, FloodRow]
@@ -145,13 +145,13 @@ def load_page(
     desired = select(Desired).where(Desired.device.in_(names)).order_by(Desired.model)
     conditions = select(ConditionRow).where(ConditionRow.device.in_(names)).order_by(ConditionRow.since)
     running = select(RunningRow).where(RunningRow.device.in_(names)).order_by(RunningRow.model)
-    heard = session.scalars(select(DeviceSessionRow).where(DeviceSessionRow.device.in_(names)))
+    session_rows = session.scalars(select(DeviceSessionRow).where(DeviceSessionRow.device.in_(names)))
     starts = session.scalars(select(AgentStartsRow).where(AgentStartsRow.device.in_(names)))
     floods = session.scalars(select(FloodRow).where(FloodRow.device.in_(names)))
     return DevicePage(
         devices, claims, after=after, certificates=_expiries(session, devices),
         desired=_by_device(session.scalars(desired)), conditions=_by_device(session.scalars(conditions)),
-        running=_by_device(session.scalars(running)), heard={row.device: row for row in heard},
+        running=_by_device(session.scalars(running)), sessions={row.device: row for row in session_rows},
         floods={row.device: row for row in floods},
         copied={row.device: row.copied for row in starts if row.copied is not None},
     )  # fmt: skip

@@ -85,7 +85,7 @@ class LiveEventHub:
         (it is called at each heartbeat, in a thread). `groups` are those visible to the reader; None: all. Busy if
         there are too many followers."""
         if len(self._queues) >= self._max_followers:
-            raise Busy(f"{self._max_followers} pages follow already; close one or try again later")
+            raise Busy(f"{self._max_followers} pages receive live events already; close one or try again later")
         return self._follow(FollowerQueue(groups), allowed)
 
     async def _follow(self, queue: FollowerQueue, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
@@ -138,7 +138,7 @@ class LiveEventHub:
                     for mailbox in self._queues:
                         mailbox.put(changes)
             except Exception:  # a database failure passes; followers keep waiting and receive heartbeats
-                log.exception("could not read what changed")
+                log.exception("could not read the changes")
             has_started_event.set()
             await asyncio.sleep(self._poll_s)
 

@@ -31,7 +31,7 @@ MAX_PIECES = 64
 REQUEST_TIMEOUT_S = 120.0
 """Seconds without an answer after which a device may be asked again."""
 RETENTION_S = {"requested": 3_600.0, "complete": 30 * 86_400.0}
-"""Seconds after which log bundles are deleted: incomplete ones (`asked`), complete ones (`here`)."""
+"""Seconds after which log bundles are deleted: those without all pieces (`requested`), complete ones (`complete`)."""
 MAX_UNPACKED_BYTES = 16 * 2**20
 """Limit of the unpacked size, in bytes."""
 SendJob = Callable[[str, DeviceJob], None]
@@ -39,7 +39,7 @@ SendJob = Callable[[str, DeviceJob], None]
 
 
 class LogBundleStore:
-    """The log bundles of one controller. `ask` sends a job to a device."""
+    """The log bundles of one controller. `send_job` sends a job to a device."""
 
     def __init__(self, database: Database, send_job: SendJob, *, now: Callable[[], float]) -> None:
         self._database = database
@@ -56,7 +56,7 @@ class LogBundleStore:
             if device is None:
                 raise not_found("device", name, session.scalars(select(Device.name)))
             if device.revoked or not device.alive:
-                raise Conflict(f"{name} is not here: its logs can be asked for when it is online")
+                raise Conflict(f"{name} is not online: request its logs when it is")
             open_requests = select(LogBundleRow).where(
                 LogBundleRow.device == name,
                 LogBundleRow.state.in_(("requested", "receiving")),
@@ -84,7 +84,7 @@ class LogBundleStore:
                 LogBundleRow.requested < now - RETENTION_S["requested"],
             )
             for row in session.scalars(select(LogBundleRow).where(*overdue)):
-                _fail(session, row, "it never came")
+                _fail(session, row, "it did not arrive in time")
             old = list(
                 session.scalars(select(LogBundleRow.id).where(LogBundleRow.requested < now - RETENTION_S["complete"]))
             )
@@ -102,7 +102,7 @@ class LogBundleStore:
         with self._database.read() as session:
             row = session.get(LogBundleRow, number)
             if row is None or row.device != name:
-                raise NotFound(f"no bundle {number[:40]!r} of {name}: `edgectl device logs {name}` asks for one")
+                raise NotFound(f"no bundle {number[:40]!r} of {name}: `edgectl device logs {name}` requests one")
             content = unpack(row.content) if row.content is not None else None
             return {**to_dict(row), "content": content}
 
@@ -118,7 +118,7 @@ def on_message(session: Session, name: str, message: LogPiece | JobRefused) -> N
     if row.state == "requested":
         row.state, row.total, row.sha256 = "receiving", message.total, message.sha256
     if (row.total, row.sha256) != (message.total, message.sha256) or message.offset + len(message.data) > row.total:
-        _fail(session, row, "its pieces do not fit together")
+        _fail(session, row, "its pieces contradict each other")
         return
     if session.get(LogPieceRow, (row.id, message.offset)) is not None:
         return
@@ -140,7 +140,7 @@ def _complete(session: Session, row: LogBundleRow) -> None:
     whole = b"".join(piece.data for piece in pieces)
     session.execute(delete(LogPieceRow).where(of_bundle))
     if len(whole) != row.total or hashlib.sha256(whole).hexdigest() != row.sha256:
-        _fail(session, row, "its pieces do not make what they should")
+        _fail(session, row, "its content does not match its digest")
         return
     row.content, row.state = whole, "complete"
 
@@ -162,7 +162,7 @@ def _delete_old(session: Session, name: str) -> None:
 
 
 def unpack(content: bytes) -> dict[str, Any]:
-    """The JSON object in a log bundle; MalformedMessage for anything else, and for more than `MOST_UNPACKED` bytes."""
+    """The JSON object in a log bundle; MalformedMessage for anything else, and for more than `MAX_UNPACKED_BYTES`."""
     decompressor = zlib.decompressobj(wbits=31)
     try:
         raw = decompressor.decompress(content, MAX_UNPACKED_BYTES)
@@ -178,5 +178,5 @@ def unpack(content: bytes) -> dict[str, Any]:
 
 def to_dict(row: LogBundleRow) -> dict[str, Any]:
     """A log bundle as the API returns it, without its content."""
-    names = ("id", "device", "who", "requested", "state", "reason", "total", "received")
-    return {name: getattr(row, name) for name in names}
+    names = ("id", "device", "requested", "state", "reason", "total", "received")
+    return {**{name: getattr(row, name) for name in names}, "requested_by": row.who}

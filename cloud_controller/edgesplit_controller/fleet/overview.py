@@ -161,7 +161,7 @@ class _FleetCounts:
         return {digest: f"{name}@{version}" for digest, name, version in rows}
 
     def _recent_requests(self) -> dict[str, JsonObject]:
-        """Requests of the last `LATELY_S` seconds by model, as far as they were aggregated."""
+        """Requests of the last `RECENT_S` seconds by model, as far as they were aggregated."""
         names = ("requests", "failed", "fallbacks")
         counts = [func.sum(ModelBucketRow.content[name].as_integer()) for name in names]
         visible = true() if self._groups is None else ModelBucketRow.group.in_(sorted(self._groups))

@@ -48,4 +48,11 @@ def claim_to_dict(claim: ClaimRow) -> dict[str, Any]:
 
 def event_to_dict(row: Event) -> dict[str, Any]:
     """An event."""
-    return {"id": row.id, "at": row.at, "who": row.who, "what": row.what, "subject": row.subject, "detail": row.detail}
+    return {
+        "id": row.id,
+        "at": row.at,
+        "actor": row.who,
+        "action": row.what,
+        "subject": row.subject,
+        "detail": row.detail,
+    }

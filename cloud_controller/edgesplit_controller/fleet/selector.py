@@ -88,7 +88,7 @@ def _tokenise(text: str) -> list[_Token]:
         match = _TOKEN.match(text, position)
         if match is None:
             start = position + len(text[position:]) - len(text[position:].lstrip())
-            raise error_at(text, start, f"{text[start]!r} means nothing here")
+            raise error_at(text, start, f"{text[start]!r} is not part of the language")
         sign, double_quoted, single_quoted, word = match.groups()
         quoted = double_quoted if double_quoted is not None else single_quoted
         start = match.end() - len(match[0].lstrip())
@@ -167,7 +167,7 @@ class _Parser:
         opened = self._advance()
         test = self._expression(depth + 1)
         if self._next.kind != ")":
-            raise error_at(self._text, opened.at, "this bracket is never closed")
+            raise error_at(self._text, opened.at, "this bracket is not closed")
         self._advance()
         return test
 

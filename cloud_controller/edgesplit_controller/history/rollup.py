@@ -50,7 +50,8 @@ ROWS_PER_STATEMENT = 1_000
 DEVICES_PER_TRANSACTION = 500
 """Devices whose old messages are deleted in one transaction."""
 RAW_RETENTION_S = 30 * DAY_S
-"""Age at which a raw message is deleted. Devices that keep sending have far fewer (`fleet.devices.HISTORY`)."""
+"""Age at which a raw message is deleted. Devices that keep sending have far fewer
+(`fleet.devices.MAX_TELEMETRY_ROWS`)."""
 SETTLED_S = 10.0
 """Row ids are assigned before the commit. This many seconds after a row was stored, no row with a lower id can appear.
 """

@@ -134,9 +134,9 @@ _FILES: Final[Mapping[BrokerKind, Callable[[Path, Credentials, int], Mapping[str
 _COMMON: Final = """\
 Broker of an edgesplit controller. All of these files lie in {place}, readable by the broker's user alone:
 
-    ca.pem        the authority; only certificates that it issued come in
+    ca.pem        the authority; only certificates that it issued are accepted
     broker.pem    this broker's certificate        broker.key    its private key: a secret
-    revoked.pem   certificates that are not to be believed any more, as of now
+    revoked.pem   the revoked certificates, as of now
 
 """
 _MOSQUITTO: Final = (
@@ -161,11 +161,11 @@ _EMQX: Final = (
 
 Start the controller with  edgectl up --broker mqtts://HOST:PORT
 
-These two files follow EMQX's documentation; the makers of edgesplit had no EMQX to try them on.
+These two files follow EMQX's documentation; they were not tried with an EMQX.
 
 Revocation. EMQX checks lists of revoked certificates only by a distribution point in the certificate, and these have
 none: nothing here keeps a revoked device from connecting again. The controller ends its session when it is revoked and
-each time that it says something, and what it says is dropped. Where that is not enough, let a proxy end TLS in front
+with each message that it sends, and its messages are dropped. Where that is not enough, let a proxy end TLS in front
 of EMQX by ca.pem and revoked.pem (HAProxy: `verify required ca-file ca.pem crl-file revoked.pem` and
 `send-proxy-v2-ssl-cn`; EMQX: `listeners.tcp.default.proxy_protocol = true`), and reload it with --on-revocation
 COMMAND, which finds a new list in $EDGESPLIT_CRL. The broker's certificate lasts a year: write these files anew before

@@ -239,7 +239,7 @@ class Delivery:
             accepted = False
             self._charge(device, flood_control.MALFORMED_UNITS)
             if self.dropped[device] % 1_000 == 0:  # the log must not grow as fast as a device sends garbage
-                log.warning("device %s said something malformed: %s", device, error)
+                log.warning("device %s sent a malformed message: %s", device, error)
         if not accepted:
             self.dropped[device] += 1
 
@@ -262,7 +262,7 @@ class Delivery:
 
     def _report_floods(self) -> None:
         while (device := self._next_flood()) is not None:
-            log.warning("device %s floods: nothing of it is taken in until it has calmed down", device)
+            log.warning("device %s floods the broker: its messages are ignored until it stops", device)
             try:
                 self._sources.on_flood(device, self.dropped[device])
             except Exception:  # the next flood must be reported, too
@@ -326,10 +326,10 @@ class Delivery:
         try:
             self._sources.ingest(received)
         except LinkError as error:
-            log.warning("could not keep what %d messages said, trying again: %s", len(received), error)
+            log.warning("could not store %d messages, retrying: %s", len(received), error)
             return False
         except Exception:
-            log.exception("could not keep what %d messages said: one by one", len(received))
+            log.exception("could not store %d messages at once: storing them one by one", len(received))
             for message in received:
                 self._ingest_single(message)
         return True
@@ -340,7 +340,7 @@ class Delivery:
             self._sources.ingest([received])
         except Exception as error:  # a bug here, or a bad message: the other messages are stored all the same
             self.dropped[received[0]] += 1
-            log.error("could not keep what %s said: %r", received[0], error)
+            log.error("could not store a message of %s: %r", received[0], error)
 
     def _answer(self) -> None:
         """Worker: answer fetch requests."""
@@ -350,7 +350,7 @@ class Delivery:
                     self._answer_one(device, request, correlation)
                 except MalformedMessage as error:
                     self.dropped[device] += 1
-                    log.info("device %s asked for what is not: %s", device, error)
+                    log.info("device %s requested what does not exist: %s", device, error)
                 except Exception:
                     log.exception("could not answer %s", device)
             self._note_signs_of_life(batch)
@@ -402,7 +402,7 @@ class Delivery:
         try:
             forwarded = messages.decode(payload, ForwardedChunks, LIMITS.request_bytes)
         except MalformedMessage as error:
-            log.error("another process passed on something malformed: %s", error)
+            log.error("another process forwarded a malformed message: %s", error)
             return
         self._queue(forwarded.device, forwarded.release, forwarded.chunks[:MOST_FORWARDED], forwarded.direct)
 
@@ -460,10 +460,10 @@ class Delivery:
                 if statements and (newer := self._sources.confirm(statements)):
                     self.publish_statements(newer)
             except LinkError as error:
-                log.info("could not state what devices shall run: %s", error)
+                log.info("could not publish statements: %s", error)
                 self._retry_statements(cleared, stated)
             except Exception:
-                log.exception("could not state what devices shall run")
+                log.exception("could not publish statements")
 
     def _retry_statements(self, cleared: Collection[str], stated: Collection[str] | None) -> None:
         """Queue a failed round again, together with what was queued meanwhile."""

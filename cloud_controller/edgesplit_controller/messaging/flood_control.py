@@ -49,7 +49,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class TokenBuckets:
-    """Token buckets of the devices that were heard lately; full ones are dropped from memory."""
+    """Token buckets of the devices that sent messages lately; full ones are dropped from memory."""
 
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
     _requested_at: OrderedDict[tuple[str, str], float] = field(default_factory=OrderedDict)

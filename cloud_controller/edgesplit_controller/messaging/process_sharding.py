@@ -91,7 +91,7 @@ class LeasedProcesses:
                 )
                 numbers = {int(name.removeprefix("process ")) for name in session.scalars(held)}
         except EdgeError as error:
-            log.info("who else is here could not be read: %s", error)
+            log.info("could not read the other processes: %s", error)
             return
         self._living = tuple(sorted({*numbers, self.own_number}))
 

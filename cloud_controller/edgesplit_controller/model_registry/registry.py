@@ -43,7 +43,8 @@ from edgesplit_partitioner.onnx_format.archive import write_stored_form
 from edgesplit_partitioner.onnx_format.model import with_input_layer
 
 MODELS = Model.name != AGENT_MODEL
-"""Query condition for models proper: rows of the name `AGENT` are versions of the agent (`releases.agent_releases`)."""
+"""Query condition for models proper: rows of the name `AGENT_MODEL` are versions of the agent
+(`releases.agent_releases`)."""
 LABELS = "labels"
 """Kind of the measurement row that holds the class labels of a model's samples."""
 MOST_SAMPLES = 64

@@ -54,7 +54,7 @@ class RevocationCommand:
                 return
             self._changed.clear()  # before the run: a list published during it leads to another run
             if problem := self._run_command():
-                log.error("--on-revocation failed, the broker may go by an old list: %s", problem)
+                log.error("--on-revocation failed, the broker may use an old list: %s", problem)
                 self._stopping.wait(RETRY_S)
                 self._changed.set()
 

@@ -72,7 +72,7 @@ class AgentReleases:
             existing = [one for one in model.shown["builds"] if (one["python"], one["machine"]) == platform]
             if existing and existing[0]["sha256"] != whole:
                 raise Conflict(
-                    f"agent {version} for {target} is here already, with other wheels: a version is never changed,"
+                    f"agent {version} for {target} exists already, with other wheels: a version is immutable,"
                     " so give this one another number"
                 )
             if not existing:
@@ -100,7 +100,7 @@ class AgentReleases:
             if model is None:
                 known = session.scalars(select(Model).where(Model.name == AGENT_MODEL)).all()
                 if not known:
-                    raise NotFound("no version of the agent is here yet: `edgectl agent push` takes a kit of it")
+                    raise NotFound("no version of the agent is registered yet: `edgectl agent push` registers its kit")
                 raise not_found("version of the agent", version, (row.shown["agent"] for row in known))
             return model
 

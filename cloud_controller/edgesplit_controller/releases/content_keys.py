@@ -110,7 +110,7 @@ def load_or_make_content_keys(path: Path) -> ContentKeys:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if len(secret) != KEY_BYTES:
         raise UsageError(
-            f"{path} is spoiled ({len(secret)} bytes instead of {KEY_BYTES}): restore it from a backup; without one"
+            f"{path} is corrupt ({len(secret)} bytes instead of {KEY_BYTES}): restore it from a backup; without one"
             " move it away, and deploy encrypted models again"
         )
     if path.stat().st_mode & 0o077:

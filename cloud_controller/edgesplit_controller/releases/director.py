@@ -202,7 +202,7 @@ class Director:
         signed = device.statement = self._sign(statement)
         if len(signed) > LIMITS.message_bytes:
             raise Conflict(
-                f"what {device.name} shall run takes a statement of {len(signed)} bytes, at most"
+                f"what {device.name} shall run needs a statement of {len(signed)} bytes, at most"
                 f" {LIMITS.message_bytes}: too many content keys; deploy fewer encrypted models to it, or fewer cuts"
             )
 

@@ -91,7 +91,7 @@ class Exporter:
     def _open(self, digest: str, manifest: Manifest) -> StoredRelease:
         """The release from the offload server's folder, verified; NotFound if it is not there."""
         if not (self._folder / digest).is_dir():
-            raise NotFound(f"release {digest[:12]} is not kept here any more: deploy it again")
+            raise NotFound(f"release {digest[:12]} is not stored any more: deploy it again")
         release = open_release(self._folder, digest, self._repository.root_bytes)
         needed = needed_keys(manifest, remote_slices(manifest), golden=False)
         return replace(release, keys=self._content_keys.keys_for(manifest, needed))

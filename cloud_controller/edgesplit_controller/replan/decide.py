@@ -71,10 +71,10 @@ def missing_evidence(devices: Sequence[DeviceMeasurements], doubt: ConfidencePol
     """What evidence is missing for a decision, for people; empty if it suffices."""
     counted = [voice for voice in devices if len(voice.observations) >= LEAST_OBSERVATIONS]
     if len(counted) < doubt.least_devices:
-        return f"{len(counted)} of {doubt.least_devices} devices have told enough"
+        return f"{len(counted)} of {doubt.least_devices} devices have reported enough"
     span_s = sorted(voice.span_s for voice in counted)[-doubt.least_devices]
     if span_s < doubt.observe_s:
-        return f"watched for {span_s:.0f} of {doubt.observe_s:.0f} s"
+        return f"observed for {span_s:.0f} of {doubt.observe_s:.0f} s"
     return ""
 
 
@@ -150,7 +150,7 @@ def _why(whole: _Comparison, is_worthwhile: Sequence[bool], is_fair: bool, doubt
         mends += f", and costs {-whole.gain:.0%} more"
     effect = mends if whole.repairs_limit else saves
     if not is_worthwhile[0]:
-        return f"the table in use serves what was measured: another one {saves}, asked are {doubt.least_gain:.0%}"
+        return f"the table in use fits the measurements: another one {saves}, asked are {doubt.least_gain:.0%}"
     if not all(is_worthwhile[1:]):
-        return f"another table {effect}, but only for a part of the time that was watched"
-    return f"another table {effect}" if is_fair else f"another table {saves}: too many devices would lose"
+        return f"another table {effect}, but only for a part of the observed time"
+    return f"another table {effect}" if is_fair else f"another table {saves}: it would be worse for too many devices"

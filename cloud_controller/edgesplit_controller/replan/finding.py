@@ -75,10 +75,10 @@ def drift(plan: Plan, measured: FieldMeasurements, layers: Mapping[str, tuple[st
     ]
     return [
         {
-            "what": what, "unit": unit, "assumed": assumed_value, "measured": measured_value,
+            "quantity": quantity, "unit": unit, "assumed": assumed_value, "measured": measured_value,
             "factor": measured_value / assumed_value if assumed_value > 0 else None,
         }
-        for what, unit, assumed_value, measured_value in pairs
+        for quantity, unit, assumed_value, measured_value in pairs
     ]  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _server_pairs(
             if (row.sends, row.codecs, row.compress) == (sent.tensors, sent.codecs, sent.compress)
         )
         pairs += [(f"sent by {row.name}", "bytes", float(row.up_bytes), sent.bytes) for row in matching]
-    return [*pairs, ("server beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else pairs
+    return [*pairs, ("server overhead beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else pairs
 
 
 def row_views(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def finding_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dic
     return {
         "model": unit.model.ref, "release": unit.release, "device_class": unit.device_class,
         "group": unit.policy.group or None, "policy": unit.policy.mode, "devices": unit.names,
-        "heard": seen.devices if seen else 0, "basis": seen.basis if seen else None,
+        "measured_devices": seen.devices if seen else 0, "basis": seen.basis if seen else None,
         "drift": drift(finding.plan, seen, layers) if seen else [], "note": finding.note,
         "moves": bool(finding.verdict and finding.verdict.moves), **verdict, "rows": row_views(finding.plan.rows),
         "proposed_rows": row_views(finding.table.rows) if finding.table else [],
@@ -152,5 +152,15 @@ def verdict_view(verdict: Verdict) -> dict[str, Any]:
 def stored_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """The part of a finding that is stored with a proposal."""
     view = finding_view(finding, layers)
-    fields = ("reason", "gain", "gain_between", "broken_limits", "seconds", "heard", "basis", "drift", "rows")
+    fields = (
+        "reason",
+        "gain",
+        "gain_between",
+        "broken_limits",
+        "seconds",
+        "measured_devices",
+        "basis",
+        "drift",
+        "rows",
+    )
     return {**{name: view[name] for name in fields}, "proposed_rows": view["proposed_rows"]}

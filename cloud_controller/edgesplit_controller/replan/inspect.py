@@ -71,7 +71,7 @@ class PlanInspector:
             raise UsageError(f"release {unit.release[:12]} has no plan for {unit.device_class}")
         devices = tuple(self._sampled_measurements(unit, plan))
         if not devices:
-            return Finding(unit, plan, None, "no device has told enough of it")
+            return Finding(unit, plan, None, "no device has reported enough of it")
         missing = missing_evidence(devices, unit.policy.doubt)
         return Finding(unit, plan, estimate(devices, plan, self.layers(unit)), missing, devices)
 

@@ -89,7 +89,7 @@ class Proposals:
         current = {(unit.release, unit.device_class, unit.policy.group) for unit in units}
         for row in self.all(open_only=True):
             if (row.release, row.device_class, row.group) not in current:
-                self.decide(row.id, SUPERSEDED, CONTROLLER, now, why="the devices are to run another release")
+                self.decide(row.id, SUPERSEDED, CONTROLLER, now, why="the devices are assigned another release by now")
 
 
 def proposal_view(row: ProposalRow) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def proposal_view(row: ProposalRow) -> dict[str, Any]:
     return {
         "id": row.id, "state": row.state, "model": row.model, "release": row.release, "device_class": row.device_class,
         "group": row.group or None, "devices": row.devices, "created": row.created, "decided": row.decided,
-        "who": row.who or None, "result": row.result or None, **row.summary,
+        "decided_by": row.who or None, "result": row.result or None, **row.summary,
     }  # fmt: skip
 
 

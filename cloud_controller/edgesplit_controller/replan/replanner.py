@@ -100,13 +100,14 @@ class Replanner:
         plan = self.inspector.plan(unit) if unit is not None else None
         if unit is None or plan is None:
             raise UsageError(
-                f"{device.name} is not to run {model.ref}: `edgectl deploy {model.name} --to {device.name}`"
+                f"{device.name} is not assigned {model.ref}: `edgectl deploy {model.name} --to {device.name}`"
             )
         measurements = self.inspector.measurements_of_device(unit, device.name, plan)
         layers = self.inspector.layers(unit)
         if measurements is None or not measurements.slice_s:
             raise UsageError(
-                f"{device.name} has not told yet what {model.ref} takes there: it does so once each slice has run five"
+                f"{device.name} has not reported yet how long {model.ref} takes there: it does once each slice"
+                " has run five"
                 " times for requests"
             )
         measured = estimate([measurements], plan, layers)
@@ -141,7 +142,7 @@ class Replanner:
         """Change the policy of a model (empty: of all), for some groups or for all devices. UsageError or NotFound if
         the caller may not."""
         if self._groups is not None and not groups:
-            raise UsageError(f"name groups of yours: {', '.join(sorted(self._groups))}")
+            raise UsageError(f"name groups of your own: {', '.join(sorted(self._groups))}")
         if self._groups is not None and (others := [name for name in groups if name not in self._groups]):
             raise not_found("group", others[0], self._groups)
         name = self._registry.get(model).name if model else ""
@@ -195,9 +196,9 @@ class Replanner:
             try:
                 self._replan(unit)
             except EdgeError as error:
-                log.error("%s on %s cannot be planned anew: %s", unit.model.ref, unit.device_class, error)
+                log.error("%s on %s cannot be replanned: %s", unit.model.ref, unit.device_class, error)
             except Exception:
-                log.exception("%s on %s cannot be planned anew", unit.model.ref, unit.device_class)
+                log.exception("%s on %s cannot be replanned", unit.model.ref, unit.device_class)
 
     def _replan(self, unit: Unit) -> None:
         """Evaluate one unit, and propose or apply another table if that is warranted."""

@@ -47,9 +47,9 @@ def _abort(rollout: Rollout, who: str) -> Rollout:
 
 def _rollback(rollout: Rollout, who: str) -> Rollout:
     if rollout.state == "rolled back":
-        raise Conflict(f"rollout {rollout.id} was rolled back already: deploy its release again to have it back")
+        raise Conflict(f"rollout {rollout.id} was rolled back already: deploy its release again to return to it")
     if rollout.state == "rolling back":
-        raise _conflict(rollout, "needs no second word")
+        raise _conflict(rollout, "is being rolled back already")
     if not rollout.began:
         raise Conflict(f"rollout {rollout.id} has not begun: `edgectl rollout abort {rollout.id}` ends it")
     return replace(rollout, state="rolling back", reason=f"rolled back by {who}", ended=0.0)
@@ -58,7 +58,7 @@ def _rollback(rollout: Rollout, who: str) -> Rollout:
 def _conflict(rollout: Rollout, what: str) -> Conflict:
     hint = ""
     if rollout.has_ended and rollout.state != "rolled back":
-        hint = f"; `edgectl rollout rollback {rollout.id}` takes its devices back to what they ran before"
+        hint = f"; `edgectl rollout rollback {rollout.id}` returns its devices to what they ran before"
     return Conflict(f"rollout {rollout.id} {what}: it is {rollout.state}{hint}")
 
 

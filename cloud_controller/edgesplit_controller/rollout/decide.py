@@ -31,7 +31,7 @@ from edgesplit_controller.rollout.states import (
 )
 from edgesplit_controller.rollout.terms import BATCH, allowance, consume
 
-ABORTED = "the rollout ended before it was told"
+ABORTED = "the rollout ended before the device was assigned the release"
 """Cause recorded for devices that were still queued when the rollout ended."""
 
 
@@ -253,7 +253,7 @@ def _has_passed(look: _StepBuilder) -> bool:
     # No failure is not yet a success: if every device timed out, or no gate could be judged, an operator decides.
     missing = _missing_evidence(look, tally)
     if missing and look.rollout.excused < stage:
-        look.update_rollout(state="paused", reason=f"stage {stage + 1}: {missing}; resume to go on all the same")
+        look.update_rollout(state="paused", reason=f"stage {stage + 1}: {missing}; resume to continue anyway")
         look.add_event("rollout.paused", reason=look.rollout.reason)
         return False
     return True
@@ -263,7 +263,9 @@ def _missing_evidence(look: _StepBuilder, tally: Tally) -> str:
     if not tally.succeeded:
         return "no device succeeded"
     if look.rollout.terms.gates.gates and not tally.judged:
-        return f"no device could judge every gate ({', '.join(gate.text for gate in look.rollout.terms.gates.gates)})"
+        return (
+            f"no device had evidence for all gates ({', '.join(gate.text for gate in look.rollout.terms.gates.gates)})"
+        )
     return ""
 
 

@@ -21,14 +21,14 @@ LONGEST_CAUSE = 300
 LONGEST_KIND = 120
 """Characters stored of a kind of failure."""
 ROLLBACK_TIMEOUT_S = 600.0
-"""Seconds for which a device that is rolled back is awaited. It obeys whenever it is reachable again."""
+"""Seconds for which a device that is rolled back is awaited. It applies the rollback whenever it is reachable again."""
 EvidenceOf = Callable[[Member], Evidence]
 """Returns the evidence on a device since it began to run the rollout's release."""
 
 
 def advance(member: Member, rollout: Rollout, facts: DeviceFacts, evidence_of: EvidenceOf, now: float) -> Member:
     """The device as it stands now. The caller assigns the previous release where the new state requires it (`failed`,
-    not yet `goes_back`)."""
+    not yet `rolls_back`)."""
     if member.state in ("skipped", "superseded", "rolled back"):  # final
         return member
     if facts.revoked:
@@ -87,7 +87,7 @@ def _apply_timeout(member: Member, rollout: Rollout, now: float) -> Member:
     is_silent = member.state == "assigned"
     # A device that never answered was perhaps switched off, which says nothing about the release (`heard`).
     counts = {"never": False, "heard": not is_silent, "all": True}[rollout.terms.timeouts_count]
-    kind = "it did not answer in time" if is_silent else f"not done in time: {member.state}"
+    kind = "it did not answer before the timeout" if is_silent else f"not done before the timeout: {member.state}"
     return replace(member, state="timed out", cause=kind, kind=kind, counts=counts)
 
 
@@ -99,11 +99,13 @@ def _advance_rollback(member: Member, rollout: Rollout, report: ModelReport | No
             return replace(member, state="rolled back", rolls_back=False)
         if report.state in REFUSED_STATES and member.rolls_back:
             return _end_rollback_wait(
-                member, f"it could not go back: {report.detail or report.state}", f"back: {failure_kind(report)}"
+                member,
+                f"it could not roll back: {report.detail or report.state}",
+                f"rollback failed: {failure_kind(report)}",
             )
     if not member.rolls_back or now < member.assigned_at + min(ROLLBACK_TIMEOUT_S, rollout.terms.device_timeout_s):
         return member
-    return _end_rollback_wait(member, "it has not said yet that it went back", "it has not said yet that it went back")
+    return _end_rollback_wait(member, "it has not confirmed the rollback yet", "it has not confirmed the rollback yet")
 
 
 def _end_rollback_wait(member: Member, cause: str, kind: str) -> Member:

@@ -59,7 +59,7 @@ FOLLOW_EVERY_S = 10.0
 MOST_ACTIVE = 1_000
 """Rollouts in progress at once; each is inspected every few seconds."""
 OUTAGE_S = 60.0
-"""If no device was heard for this long, the controller was down."""
+"""If no message of any device arrived for this long, the controller was down."""
 
 EvidenceSource = Callable[[Session, Rollout, Collection[Member]], Mapping[str, Evidence]]
 """Returns the evidence on these devices since they run the rollout's release."""
@@ -145,9 +145,7 @@ class Rollouts:
             now = self._now()
             names = [device.name for device in spec.devices]
             if len(store.active_rollouts(session)) >= self._most_active:
-                raise Conflict(
-                    f"{self._most_active} rollouts are on their way already: abort some, or wait until they end"
-                )
+                raise Conflict(f"{self._most_active} rollouts are active already: abort some, or wait until they end")
             busy = store.overlapping(session, model, names)
             if spec.request.unless_busy:
                 _refuse_busy(busy, model)
@@ -190,9 +188,9 @@ class Rollouts:
             try:
                 more |= self._step_if_due(number)
             except EdgeError as error:
-                log.error("rollout %d does not go on just now: %s", number, error)
+                log.error("rollout %d cannot proceed now: %s", number, error)
             except Exception:
-                log.exception("rollout %d does not go on just now", number)
+                log.exception("rollout %d cannot proceed now", number)
         self._inspections = {
             number: inspection for number, inspection in self._inspections.items() if number in numbers
         }
@@ -265,7 +263,9 @@ class Rollouts:
         """Sign and publish new statements for devices that report a newer counter than is stored, as after the restore
         of an older database."""
         if behind := self._director.overtake_reported_counters():
-            log.warning("the database is older than what %d devices know: they are told anew", len(behind))
+            log.warning(
+                "the database is older than the statements of %d devices: newer ones are published to them", len(behind)
+            )
             self._announce(behind)
 
     def _decide(self, session: Session, rollout: Rollout, now: float, since: float | None = None) -> Step:
@@ -319,8 +319,8 @@ class Rollouts:
                 refused[name], counters[name] = str(error), 0
         members = apply_assignments(planned_step, counters, rollback_releases, now)
         for name, why in refused.items():
-            log.error("%s is not told of release %s: %s", name, rollout.release[:12], why)
-            members[name] = fail(members[name], f"it cannot be told: {why}", "it cannot be told")
+            log.error("%s is not assigned release %s: %s", name, rollout.release[:12], why)
+            members[name] = fail(members[name], f"it cannot be assigned: {why}", "it cannot be assigned")
             members[name] = msgspec.structs.replace(members[name], sent_back=True, rolls_back=False)
         announced = [name for name in releases if name not in refused]
         return _StepResult(list(members.values()), announced, planned_step.has_more)

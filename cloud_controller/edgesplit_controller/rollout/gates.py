@@ -123,7 +123,7 @@ def judge(gates: Gates, evidence: Evidence) -> Verdict:
     """Judge a release on a device: a certain failure fails at once; it passes with enough evidence; otherwise it
     waits."""
     if evidence.golden_ok is False:
-        return Verdict("fail", "its golden inputs give other answers than they must", GOLDEN)
+        return Verdict("fail", "its results for the golden inputs are not the expected ones", GOLDEN)
     exceeded = next((gate for gate in gates.gates if _is_over(gate, gates, evidence)), None)
     if exceeded is not None:
         return Verdict(

@@ -164,7 +164,7 @@ def parse_gate_after(text: str) -> tuple[int, float]:
         else:
             seconds = _parse_duration(part, "gate-after")
     if not requests:
-        raise UsageError(f"gate-after {text[:40]!r}: nothing is proved by no request")
+        raise UsageError(f"gate-after {text[:40]!r}: a gate needs at least one request")
     return requests, seconds
 
 

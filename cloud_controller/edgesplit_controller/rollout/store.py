@@ -254,7 +254,7 @@ def lock_and_prefetch(session: Session, names: Collection[str]) -> list[object]:
 
 
 def last_activity(session: Session) -> float:
-    """Unix time at which the controller last heard a device or changed a rollout."""
+    """Unix time at which the controller last received a message of a device or changed a rollout."""
     heard = session.scalar(select(func.max(Device.last_seen))) or 0.0
     return max(float(heard), session.scalar(select(func.max(RolloutRow.changed))) or 0.0)
 

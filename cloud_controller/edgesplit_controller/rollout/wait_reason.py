@@ -21,7 +21,7 @@ def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -
         return f"an operator: `edgectl rollout resume {rollout.id}`"
     count = count_states(tallies.values())
     if rollout.state in ("aborting", "rolling back"):
-        return f"devices to go back: {sum(tally.open for tally in tallies.values())}"
+        return f"devices to roll back: {sum(tally.open for tally in tallies.values())}"
     return "; ".join(_reasons_while_running(rollout, tallies, count, now))
 
 
@@ -36,11 +36,11 @@ def _reasons_while_running(
             f"the hours {hours}, in {format_duration(max(1.0, hours.next_opening(now) - now))}, for {queued} devices"
         )
     elif queued:
-        parts.append(f"{queued} devices to be told" + (f" at {rollout.terms.rate}" if rollout.terms.rate else ""))
+        parts.append(f"{queued} devices to be assigned" + (f" at {rollout.terms.rate}" if rollout.terms.rate else ""))
     progress = [f"{count[state]} {word}" for state, word in STATE_LABELS if count.get(state)]
     if progress:
         parts.append(f"devices: {', '.join(progress)}")
-    return parts or (["devices that come to be meant"] if rollout.following else [])
+    return parts or (["devices that match its targets later"] if rollout.following else [])
 
 
 STATE_LABELS = (("assigned", "assigned"), ("fetching", "fetching"), ("trial", "on trial"))

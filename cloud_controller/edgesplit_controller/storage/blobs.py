@@ -117,7 +117,7 @@ class BlobStore:
             os.replace(part, target)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise UsageError(f"cannot keep a blob in {self._folder}: {error.strerror}") from error
+            raise UsageError(f"cannot store a blob in {self._folder}: {error.strerror}") from error
         return target.parent
 
 

@@ -95,9 +95,9 @@ def translate_error(error: SQLAlchemyError, engine: Engine) -> EdgeError | None:
     state = getattr(cause, "sqlstate", None) or ""
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     if isinstance(error, DataError) or "NUL (0x00)" in message:
-        return UsageError(f"the database cannot keep this: {message}")
+        return UsageError(f"the database cannot store this: {message}")
     if state[:2] == "40" or state == "55P03" or code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Busy("others change the same just now; try again")
+        return Busy("the same rows are being changed by another call; try again")
     if state == "53100" or code == sqlite3.SQLITE_FULL:
         return Unavailable(
             f"the disk of the database {display_name(engine)} is full; free some of it, nothing was changed"

@@ -123,7 +123,7 @@ class Lease:
                 if row is not None and row.holder == self._holder:
                     row.holder, row.expires = "", 0.0
         except EdgeError as error:
-            log.info("could not let go of lease %s: %s", self.name, error)
+            log.info("could not release lease %s: %s", self.name, error)
 
     def _renew_loop(self) -> None:
         while not self._stopping.wait(self._life_s / 12):

@@ -283,12 +283,12 @@ def key_warnings(
     lines = []
     if missing := [role for role in ("snapshot", "timestamp", *DELEGATED) if role not in held_roles]:
         lines.append(
-            f"no key for {', '.join(missing)} lies on this controller, so devices will stop believing it: "
+            f"no key for {', '.join(missing)} lies on this controller, so devices will stop trusting it: "
             f"`edgectl keys rotate {' '.join(missing)} --sign-with URI`"
         )
     if "root" in held_roles:
         lines.append(
-            "the root key lies on this controller: whoever owns this machine owns the fleet. "
+            "the root key is stored on this controller: anyone who controls this machine controls the fleet. "
             "`edgectl keys init --folder DIR` moves it away"
         )
     for role, before in WARN_BEFORE.items():

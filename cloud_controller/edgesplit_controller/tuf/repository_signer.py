@@ -104,7 +104,9 @@ class RepositorySigner:
         """Version 1 of the root; generates the keys of all its roles. UsageError if the root key was moved elsewhere:
         no device would accept another version 1."""
         if not self._keys.is_empty and not self._keys.has_key("root"):
-            raise UsageError("the repository has no root, and its key lies elsewhere: restore the folder from a backup")
+            raise UsageError(
+                "the repository has no root, and its key is stored elsewhere: restore the folder from a backup"
+            )
         root = Root(version=1, expires=self.expiry("root"), consistent_snapshot=True)
         for role in TOP_LEVEL:
             for signer in self._keys.signers(role):
@@ -179,7 +181,7 @@ class RepositorySigner:
         metadata = parse_metadata(raw_targets, Targets, "what was signed")
         # Checked before the signature: metadata prepared before another publication is a conflict, not an attack.
         if metadata.signed.version <= published.targets.version:
-            raise Conflict("another list of releases was published meanwhile: do it again")
+            raise Conflict("another list of releases was published meanwhile: try again")
         try:
             published.root.verify_delegate("targets", metadata.signed_bytes, metadata.signatures)
         except RepositoryError as error:

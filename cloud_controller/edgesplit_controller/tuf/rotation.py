@@ -164,7 +164,7 @@ class Rotation:
                 "keys": [
                     {
                         "keyid": id_,
-                        "here": bool(self._keys.held_among(role, [id_])),
+                        "on_controller": bool(self._keys.held_among(role, [id_])),
                         "public": root.keys[id_].to_dict() if id_ in root.keys else None,
                     }
                     for id_ in keyids

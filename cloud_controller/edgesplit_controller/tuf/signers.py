@@ -60,7 +60,7 @@ class WrongKey(UsageError):
 
 def no_secret(name: str) -> str:
     """`AskSecret` for processes without a terminal; raises UsageError."""
-    raise UsageError(f"{name} is needed, and there is nobody here to ask for it")
+    raise UsageError(f"{name} is needed, and there is no terminal to ask for it")
 
 
 def signer_uri(text: str) -> str:
@@ -147,7 +147,7 @@ def _verifies(key: Key, signature: Signature, payload: bytes) -> bool:
 def check_signature(key: Key, signature: Signature, payload: bytes) -> None:
     """Raise TrustError unless `key` signed `payload`."""
     if not _verifies(key, signature, payload):
-        raise TrustError(f"the signature of key {key.keyid[:8]} does not fit what is to be signed now: do it again")
+        raise TrustError(f"the signature of key {key.keyid[:8]} does not match what is to be signed now: try again")
 
 
 def make_key_file(path: Path, passphrase: str = "") -> Key:
@@ -175,7 +175,7 @@ def _private_key(path: Path, secret: AskSecret) -> Any:
     try:
         return load_pem_private_key(raw, secret(f"passphrase of {path}").encode() if protected else None)
     except (ValueError, TypeError) as error:
-        why = "the passphrase is another" if protected else "it is no private key in PEM"
+        why = "wrong passphrase" if protected else "it is no private key in PEM"
         raise UsageError(f"cannot open the key {path}: {why}") from error
 
 

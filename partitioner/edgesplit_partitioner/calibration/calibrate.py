@@ -47,8 +47,8 @@ CHILD: Final = "edgesplit_partitioner.calibration.child"
 MIN_NETWORKS: Final = 5
 """Networks that must have been measured for a fit."""
 CORRECTION_RANGE: Final = (0.7, 1.5)
-"""Range of `WholeFit.correction`, to which it is clipped: beyond it, the measurement is wrong rather than the sum over
-operators."""
+"""Range of `NetworkFit.correction`, to which it is clipped: beyond it, the measurement is wrong rather than the sum
+over operators."""
 MIN_HALF_WIDTH: Final = 0.05
 """Minimum half-width of a whole network's interval: the same machine differs that much from one hour to the next."""
 CACHE_SIZES: Final = tuple(float(mebibytes << 20) for mebibytes in (2, 4, 8, 16, 32))
@@ -104,7 +104,9 @@ def measure_points(minutes: float, threads: int = 1, progress: Progress | None =
     if not 0 < minutes <= 240 or threads < 1:
         raise UsageError("calibrating takes between a fraction of a minute and four hours, and at least one thread")
     if threads > (os.cpu_count() or 1):
-        raise UsageError(f"{threads} threads on {os.cpu_count()} cores would fight: slices run with as many at most")
+        raise UsageError(
+            f"{threads} threads on {os.cpu_count()} cores would compete: slices run with one thread per core at most"
+        )
     job = CalibrationJob(seconds=60.0 * minutes, threads=threads)
     times = CalibrationTimes()
     lines = 0

@@ -177,7 +177,7 @@ def _pick(u: float, *choices: Any) -> Any:
 
 
 def _fit_side(side: int, each: float, limit: float) -> int:
-    """The side, reduced until side x side x `each` is at most `most`."""
+    """The side, reduced until side x side x `each` is at most `limit`."""
     return max(1, min(side, int(math.sqrt(limit / max(each, 1e-9)))))
 
 

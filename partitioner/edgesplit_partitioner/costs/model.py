@@ -217,7 +217,7 @@ def check_costs(costs: Costs) -> None:
     for tier, factors in costs.intervals.items():
         _check_tiers(costs, "intervals", (tier,))
         if not (0 < factors.low <= 1 <= factors.high < math.inf and 0 < factors.coverage < 1):
-            raise UsageError(f"costs: the interval of {tier!r} is none: low is at most 1, high at least 1")
+            raise UsageError(f"costs: the interval of {tier!r} is not valid: low is at most 1, high at least 1")
     for name, tensor_cost in known.items():
         _check_tensor(costs, name, tensor_cost)
     _check_tiers(costs, "idle_watts", costs.idle_watts)

@@ -28,7 +28,7 @@ UNKNOWN_ERROR: Final = Interval(
     high=2.5,
     coverage=0.9,
     basis="assumption",
-    source="Rates that nobody has compared with a measurement: as far apart as runtimes on one board are.",
+    source="Rates that were never compared with a measurement: as far apart as runtimes on one board are.",
 )
 """Interval of profiles whose rates were never compared with a measurement."""
 
@@ -160,7 +160,7 @@ def predicted_basis(graph: LayerGraph, profile: DeviceProfile, model_format: str
     if not whole.seconds:
         return f"predicted: device profile {profile.name}"
     low, high = whole.low_s / whole.seconds, whole.high_s / whole.seconds
-    interval_text = f"the truth is {low:.2f} to {high:.2f} times that, {predictor.whole_interval.coverage:.0%} sure"
+    interval_text = f"actual times are {low:.2f} to {high:.2f} times that, {predictor.whole_interval.coverage:.0%} sure"
     caveat = "; its figures are not LiteRT's" if predictor.whole_interval is OTHER_RUNTIME else ""
     return f"predicted: device profile {profile.name} ({interval_text}{caveat})"
 

@@ -32,7 +32,7 @@ def rates_from_packets(moments_ms: Sequence[int]) -> tuple[list[float], list[flo
     UsageError where the trace has fewer than two packets.
     """
     if len(moments_ms) < 2 or not moments_ms[-1]:
-        raise UsageError("the trace has fewer than two packets: nothing can be said of the link")
+        raise UsageError("the trace has fewer than two packets: no rate can be derived from it")
     seconds = -(-moments_ms[-1] // INTERVAL_MS)
     packets = np.bincount(np.minimum(np.array(moments_ms) // INTERVAL_MS, seconds - 1), minlength=seconds)
     rates: list[float] = []

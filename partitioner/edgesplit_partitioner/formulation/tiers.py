@@ -159,7 +159,7 @@ def _tier_link(name: str, given: Link | VaryingLink | Mapping[str, Any]) -> Tier
     if not all((rate > MIN_RATE).all() for rate in rates) or not 0 <= link.rtt_s < math.inf:
         raise UsageError(
             f"link {name!r}: rates must be above 0 and the round trip at least 0, not {given} "
-            "(a trace with dead moments has no mean: give them the rate at which you would wait)"
+            "(a trace with moments of rate 0 has no mean: give those the lowest rate that you would wait for)"
         )
     if not (weights >= 0).all() or not 0 < weights.sum() < math.inf:
         raise UsageError(f"link {name!r}: weights must be at least 0, and some above")

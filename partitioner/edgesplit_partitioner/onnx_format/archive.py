@@ -83,9 +83,7 @@ def find_model(file_or_folder: Path) -> Path:
         return file_or_folder
     models = sorted(path for path in file_or_folder.iterdir() if path.suffix.lower() in (".onnx", ".tflite"))
     if len(models) != 1:
-        raise UsageError(
-            f"{file_or_folder} holds {len(models)} model files (.onnx, .tflite); name the one that is meant"
-        )
+        raise UsageError(f"{file_or_folder} holds {len(models)} model files (.onnx, .tflite); name one of them")
     return models[0]
 
 

@@ -44,7 +44,7 @@ def check_exportable(manifest: Manifest, row: Row) -> None:
     """Raise ModelRefused, with what to do instead, where the row's remote half cannot be exported as ONNX: it has none,
     has a codec that is not known here, is TFLite, decodes camera frames, or is larger than an ONNX file may be."""
     if row.is_local:
-        raise ModelRefused(f"row {row.name!r} has no far half: the device answers alone")
+        raise ModelRefused(f"row {row.name!r} has no remote half: the device runs all of it")
     if unknown := set(row.codecs.values()) - set(boundary_codecs.CODECS):
         raise ModelRefused(f"row {row.name!r} needs codecs {sorted(unknown)}, which are not known here")
     slice_of_format = {entry.format: entry.name for entry in manifest.slices if entry.name in row.remote}
@@ -55,12 +55,14 @@ def check_exportable(manifest: Manifest, row: Row) -> None:
         )
     if "input" in slice_of_format:
         raise ModelRefused(
-            f"row {row.name!r} sends the picture as the camera gives it, and decoding it is ours: `edgectl deploy"
+            f"row {row.name!r} sends the encoded picture, which only edgesplit's own server decodes: `edgectl deploy"
             " … --offload URL` plans with that done on the device"
         )
     size = sum(entry.bytes for entry in manifest.slices if entry.name in row.remote)
     if size > MAX_EXPORT_BYTES:
-        raise ModelRefused(f"the far half of row {row.name!r} has {size} bytes, and an ONNX file holds 2 GB: cut later")
+        raise ModelRefused(
+            f"the remote half of row {row.name!r} has {size} bytes, and an ONNX file holds 2 GB: cut later"
+        )
 
 
 def remote_signature(manifest: Manifest, row: Row) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

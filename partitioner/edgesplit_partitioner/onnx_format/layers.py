@@ -217,7 +217,7 @@ def _join_gate(facts: GraphIndex, groups: UnionFind, leads: list[bool], position
 
 def _elementwise_chain(facts: GraphIndex, tensor: str, start: str) -> list[int] | None:
     """Positions of the nodes from `tensor` back to `start`, each elementwise with one reader; None where there is no
-    such chain of at most `GATE_LENGTH` nodes."""
+    such chain of at most `MAX_GATE_LENGTH` nodes."""
     chain: list[int] = []
     while tensor != start:
         place = facts.writer.get(tensor)

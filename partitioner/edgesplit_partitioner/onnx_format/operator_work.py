@@ -32,7 +32,7 @@ COSTLY_ELEMENTWISE = frozenset(
     | {"Mish", "Pow", "QLinearSigmoid", "QuickGelu", "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Swish"}
     | {"Tan", "Tanh"}
 )
-"""Elementwise operators that evaluate a transcendental function, `COSTLY_ELEMENT` operations per element."""
+"""Elementwise operators that evaluate a transcendental function, `TRANSCENDENTAL_FLOPS` operations per element."""
 TRANSCENDENTAL_FLOPS = 8.0
 """Operations per element of a transcendental function, which runtimes evaluate as a short polynomial."""
 PER_ELEMENT: Mapping[str, tuple[OperatorClass, float]] = {

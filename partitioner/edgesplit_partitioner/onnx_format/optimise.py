@@ -170,8 +170,8 @@ def resolve_types(
 def _resolve_type(
     name: str, declared: DeclaredTensor, trials: list[Mapping[str, tuple[int, ...]]], depends_on_data: bool
 ) -> TensorType:
-    """The type of one tensor. `moving` is true where its lengths may depend on the data; ModelRefused where neither the
-    declaration nor the trial runs give a shape."""
+    """The type of one tensor. `depends_on_data` is true where its lengths may depend on the data; ModelRefused where
+    neither the declaration nor the trial runs give a shape."""
     # Trial runs only complete what onnxruntime could not declare: see the first return for a complete declaration.
     trial_shapes = [trial[name] for trial in trials if name in trial]
     if not declared.datatype or (declared.shape is not None and -1 not in declared.shape):
@@ -247,7 +247,7 @@ def refusal_message(text: str) -> str:
             f"onnxruntime {onnxruntime.__version__} cannot run the operator {kernel[1]} (node {kernel[2]!r}) on a CPU"
         )
     if "bad_alloc" in text:
-        return "the model asks for more memory than a model may have here"
+        return "the model needs more memory than the limit for models"
     text = re.sub(r"/onnxruntime_src/.*? was false\.", "", text)
     text = re.sub(r"/onnxruntime_src/\S+:\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)?", "", text)
     plain = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:\s*|/\S*/edgesplit-\S+", "", text)

@@ -109,10 +109,10 @@ class ChildProcess:
         self._errors.seek(0)
         errors = self._errors.read().decode("utf-8", "replace")
         if self._exceeded_s:
-            reason = f"{self._runtime} was not done with the model after {self._exceeded_s:.0f} s"
+            reason = f"{self._runtime} did not finish with the model within {self._exceeded_s:.0f} s"
         elif -status in INTERRUPT_SIGNALS:
             name = signal.Signals(-status).name
-            raise Interrupted(f"the process that tried the model was ended ({name}) before it was done: ask again")
+            raise Interrupted(f"the process that tried the model was ended ({name}) before it had finished: try again")
         elif status < 0:
             reason = f"{self._runtime} crashed on this model ({signal.Signals(-status).name})"
         else:

@@ -72,7 +72,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def difference(actual_tensors: Mapping[str, Tensor], expected_tensors: Mapping[str, Tensor]) -> Difference:
-    """The difference of `got` from `wanted`, over the tensors that `wanted` names."""
+    """The difference of the actual tensors from the expected ones, over the names that are expected."""
     worst = Difference(True)
     for name, expected in expected_tensors.items():
         actual = actual_tensors.get(name)
@@ -120,7 +120,7 @@ def run_job(folder: Path, job: CheckJob, samples: Sequence[Tensors]) -> CheckRes
                 run_difference = _run_sample(folder, job, programs, sample, f"{mode}-{number}", f"exact-{number}")
                 modes[mode] = worse(modes[mode], run_difference) if mode in modes else run_difference
     except MemoryError:
-        return CheckResult(refused="it needs more memory than a model may have here")
+        return CheckResult(refused="it needs more memory than the limit for models")
     except EdgeError as error:
         return CheckResult(refused=_refusal(str(error)))
     return CheckResult(modes=modes)

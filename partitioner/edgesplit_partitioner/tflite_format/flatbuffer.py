@@ -87,7 +87,7 @@ class _PartBudget:
         """Count so many parts; ModelRefused where they exceed the file's size."""
         self._parts_left -= sum(counts)
         if self._parts_left < 0:
-            raise ModelRefused("not a whole TFLite file: its parts are used over and over")
+            raise ModelRefused("not a whole TFLite file: its parts are referenced too often")
 
     def walk(self) -> None:
         """Count every vector of tables, and everything else that has a length of its own."""

@@ -155,8 +155,8 @@ def _resolve_types(graph: TfliteGraph, trial: TrialResult) -> dict[str, TensorTy
 
 
 def _resolve_type(datatype: str, name: str, trial: TrialResult, depends_on_data: bool) -> TensorType:
-    """The type of one tensor. `moving` is true where its lengths may depend on the data; ModelRefused where even the
-    number of dimensions changes between runs."""
+    """The type of one tensor. `depends_on_data` is true where its lengths may depend on the data; ModelRefused where
+    even the number of dimensions changes between runs."""
     declared = trial.declared.get(name, ())
     trial_shapes = [trial_shape.get(name, declared) for trial_shape in trial.runs] or [declared]
     # Every trial run kept the allocated shape.

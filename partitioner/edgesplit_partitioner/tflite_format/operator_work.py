@@ -24,7 +24,7 @@ CHEAP_ELEMENTWISE = frozenset(
 )
 """Elementwise operators with one operation per element."""
 COSTLY_ELEMENTWISE = frozenset({"COS", "ELU", "EXP", "GELU", "LOG", "LOGISTIC", "POW", "SIN", "TANH", "ATAN2"})
-"""Elementwise operators that evaluate a transcendental function, `COSTLY_ELEMENT` operations per element."""
+"""Elementwise operators that evaluate a transcendental function, `TRANSCENDENTAL_FLOPS` operations per element."""
 TRANSCENDENTAL_FLOPS = 8.0
 """Operations per element of a transcendental function, as in `onnx_format.operator_work`."""
 PER_ELEMENT: Mapping[str, float] = {

@@ -83,7 +83,7 @@ def _checked_path(text: str) -> str:
     """Validate a path that the controller names: only files that a bundle may have are accepted."""
     parts = text.split("/")
     if parts[0] not in FOLDERS[:2] or not all(part and part[0].isalnum() for part in parts) or "\\" in text:
-        raise LinkError(f"the controller answers with a file that no bundle has: {text[:80]!r}")
+        raise LinkError(f"the controller's answer has an unexpected file: {text[:80]!r}")
     return text
 
 
@@ -131,13 +131,13 @@ def _download_chunks(
         fetch = FetchChunks.from_indexes(release, [indices[sha256] for sha256 in batch])
         raw = api.download(f"/v1/release-bundles/{release}/chunks", first=fetch.first, bitmap=fetch.bitmap.hex())
         if len(raw) != sum(need[sha256] for sha256 in batch):
-            raise LinkError(f"the chunks of release {release[:12]} do not come whole: try again")
+            raise LinkError(f"the chunks of release {release[:12]} arrive incomplete: try again")
         start = 0
         for sha256 in batch:
             data = raw[start : start + need[sha256]]
             start += need[sha256]
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise LinkError(f"chunk {sha256[:12]} does not come as it was signed: try again")
+                raise LinkError(f"chunk {sha256[:12]} does not match its signed digest: try again")
             yield sha256, data
 
 

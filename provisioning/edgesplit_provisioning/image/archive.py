@@ -143,7 +143,7 @@ def _unpack(image: Path, kind: str, clear: IO[bytes], scratch: Path, on_progress
                 on_progress(min(packed.tell(), size), size)
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise UsageError(
-                f"{image.name} is cut short or spoilt after {written} unpacked bytes ({error}): download it again"
+                f"{image.name} is truncated or corrupt after {written} unpacked bytes ({error}): download it again"
             ) from error
     clear.truncate(written)
     clear.flush()

@@ -87,4 +87,4 @@ def why_unreachable(claim: bytes) -> str:
         is_loopback = host == "localhost"
     if not is_loopback:
         return ""
-    return f"the controller calls itself {url}, where no device finds it: give `edgectl up` a --host"
+    return f"the controller's address for devices is {url}, which none of them can reach: give `edgectl up` a --host"

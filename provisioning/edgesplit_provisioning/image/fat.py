@@ -68,7 +68,7 @@ class Fat:
         """Free space in bytes."""
         match = FREE_BYTES.search(self._run("mdir", "::"))
         if match is None:
-            raise FatError("mdir does not say what is free")
+            raise FatError("mdir does not report the free space")
         return int(match[1].replace(b" ", b""))
 
     def check_fits(self, files: Mapping[str, bytes | Path]) -> None:

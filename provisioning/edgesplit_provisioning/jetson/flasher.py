@@ -75,4 +75,4 @@ def run(tree: BoardSupportPackage, command: Sequence[str]) -> None:
     except OSError as error:
         raise EdgeError(f"cannot run {command[0]}: {error.strerror}") from error
     if result.returncode != 0:
-        raise EdgeError(f"NVIDIA's {command[0]} ended with {result.returncode}: what it said stands above")
+        raise EdgeError(f"NVIDIA's {command[0]} ended with {result.returncode}: its output is above")

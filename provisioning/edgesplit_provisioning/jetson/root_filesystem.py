@@ -111,7 +111,7 @@ def _open_root(tree: Path) -> Iterator[int]:
     try:
         yield top
     except PermissionError as error:
-        raise UsageError(f"{tree / 'rootfs'} is root's: run this with sudo, as NVIDIA's own tools") from error
+        raise UsageError(f"{tree / 'rootfs'} belongs to root: run this with sudo, as NVIDIA's own tools") from error
     except OSError as error:
         raise UsageError(f"cannot write into {tree / 'rootfs'}: {error.strerror} ({error.filename})") from error
     finally:
@@ -276,4 +276,4 @@ def _read_record(tree: Path) -> Record | None:
     except OSError as error:
         raise UsageError(f"cannot read {tree / RECORD}: {error.strerror}; run this with sudo") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{tree / RECORD} is spoilt: unpack the root file system anew, and delete it") from error
+        raise UsageError(f"{tree / RECORD} is corrupt: unpack the root file system anew, and delete it") from error

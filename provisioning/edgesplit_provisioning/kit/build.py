@@ -56,7 +56,7 @@ def build_kit(
     needed = own_wheel.requirements(all_extras)
     wheel_files = collect_wheels(target, needed, cache, wheelhouse=wheelhouse, on_progress=progress)
     if slim:
-        progress("leaving away what no device uses")
+        progress("removing what no device uses")
         wheel_files = [slim_wheel(path, cache / "slim") for path in wheel_files]
     (cache / "kits").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=cache / "kits") as folder:
@@ -109,7 +109,7 @@ def _store_interpreter(archive: Path, output: Path, python: str) -> None:
         with tarfile.open(output, "r|gz") as opened_archive:
             names = {member.name for member in opened_archive}
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UsageError(f"the interpreter {archive} is cut off or spoilt: {error}") from error
+        raise UsageError(f"the interpreter {archive} is truncated or corrupt: {error}") from error
     if f"python/bin/python{python}" not in names:
         raise UsageError(f"{archive} holds no python/bin/python{python}: take the install_only archive of that version")
 
@@ -124,7 +124,7 @@ def _recompress(archive: Path, output: Path) -> None:
         ):
             shutil.copyfileobj(source, packed, 1 << 20)
     except zstandard.ZstdError as error:
-        raise UsageError(f"the interpreter {archive} is cut off or spoilt: {error}") from error
+        raise UsageError(f"the interpreter {archive} is truncated or corrupt: {error}") from error
 
 
 def _copy(file: Path, output: Path) -> None:

@@ -115,7 +115,7 @@ def read_kit(folder: Path) -> Kit:
     for entry in manifest.files:
         file = folder / entry.name
         if not file.is_file() or file.stat().st_size != entry.bytes or file_sha256(file) != entry.sha256:
-            raise MalformedMessage(f"{file} is missing or spoilt: make the kit again")
+            raise MalformedMessage(f"{file} is missing or corrupt: make the kit again")
     return Kit(manifest, {MANIFEST: folder / MANIFEST, **{entry.name: folder / entry.name for entry in manifest.files}})
 
 

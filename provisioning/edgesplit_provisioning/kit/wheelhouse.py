@@ -127,7 +127,7 @@ def _download_all(pip: _Pip, wanted: Sequence[str], pinned: dict[str, str], work
         if not lacking:
             return
         requested += lacking
-    raise UsageError(f"{pip.target}: wheels keep asking for more: {', '.join(lacking)}")
+    raise UsageError(f"{pip.target}: requirements of the wheels are still missing: {', '.join(lacking)}")
 
 
 class _Pip:

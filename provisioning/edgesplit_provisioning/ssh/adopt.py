@@ -153,7 +153,7 @@ class Adopter:
         known = bool(installed.device) and self._state(name) not in ("", "revoked", "claimed")
         if installed.device and not known:
             raise UsageError(
-                f"it was device {name!r}, whom the controller does not know any more: `edgectl adopt {host.target}"
+                f"it was device {name!r}, which the controller has no longer: `edgectl adopt {host.target}"
                 " --remove --purge`, then adopt it anew"
             )
         return name, known

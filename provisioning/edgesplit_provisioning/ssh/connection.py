@@ -106,7 +106,9 @@ class Ssh:
         with _ProcessStreams(process, content, on_line) as streams:
             status = streams.wait(timeout_s)
         if streams.is_too_long:
-            raise LinkError(f"{self.host.target} says more than {MAX_OUTPUT_BYTES} bytes: that is not what was asked")
+            raise LinkError(
+                f"{self.host.target} says more than {MAX_OUTPUT_BYTES} bytes, which is not the expected output"
+            )
         err = safe_text(bytes(streams.err))
         if status == SSH_FAILED:
             raise ssh_error(self.host.target, err)
@@ -229,8 +231,9 @@ def ssh_error(target: str, err: str) -> EdgeError:
     """The error that ssh's own message stands for."""
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in err:
         return TrustError(
-            f"{target} shows another host key than it had: either somebody is in between, or it was installed anew; if"
-            f" you know that it was, forget the old key with `ssh-keygen -R HOST` and connect once with `ssh {target}`"
+            f"{target} presents another host key than before: either the connection is intercepted, or the machine was"
+            f" reinstalled; if you know that it was, forget the old key with `ssh-keygen -R HOST` and connect"
+            f" once with `ssh {target}`"
         )
     if "Host key verification failed" in err or "No matching host key" in err:
         return TrustError(
@@ -247,4 +250,4 @@ def ssh_error(target: str, err: str) -> EdgeError:
 
 def last_line(err: str) -> str:
     """The last line of an error output."""
-    return err.rpartition("\n")[2][:300] or "ssh does not say why"
+    return err.rpartition("\n")[2][:300] or "ssh gives no reason"

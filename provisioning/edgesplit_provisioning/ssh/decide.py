@@ -131,8 +131,7 @@ def check_owner(installed: Installed, authority: str, name: str) -> None:
     if installed.authority != authority.strip():
         raise UsageError(
             f"it is device {printable(installed.device)[:63]!r} of the controller at"
-            f" {printable(installed.controller)[:100]}, not of"
-            " ours: take it from there first, with --remove --purge"
+            f" {printable(installed.controller)[:100]}, another one: remove it there first, with --remove --purge"
         )
     if name and name != installed.device:
         raise UsageError(

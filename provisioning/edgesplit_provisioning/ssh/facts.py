@@ -163,12 +163,12 @@ def parse_answers(raw: bytes) -> Mapping[str, bytes]:
     try:
         begin, end = lines.index(_BEGIN), lines.index(_END)
     except ValueError as error:
-        raise MalformedMessage("the machine does not answer as a shell does: is it a Linux with /bin/sh?") from error
+        raise MalformedMessage("the machine's output is not that of a shell: is it a Linux with /bin/sh?") from error
     values: dict[str, bytes] = {}
     for line in lines[begin + 1 : end]:
         matched = re.fullmatch(rb"([a-z0-9_]{1,16}) ([0-9a-f]*)", line)
         if matched is None or len(matched[2]) > 2 * _MAX_ANSWER_BYTES or len(matched[2]) % 2:
-            raise MalformedMessage("the machine answers what was not asked")
+            raise MalformedMessage("the machine's output is not the expected one")
         values[matched[1].decode()] = bytes.fromhex(matched[2].decode())
     return values
 

@@ -92,7 +92,7 @@ def check_distinct(hosts: Sequence[Host]) -> None:
 def _check_unique(kind: str, values: Sequence[str]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise UsageError(f"one {kind} twice: {value}")
+            raise UsageError(f"the same {kind} twice: {value}")
 
 
 def proposed_name(host_name: str) -> str:

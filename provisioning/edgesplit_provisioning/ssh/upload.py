@@ -123,7 +123,7 @@ def _upload_file(ssh: Ssh, name: str, path: Path, state: UploadState, progress: 
             return
         if result.status not in (DIGEST_MISMATCH, TRUNCATED):
             _check_result(result, f"write {name}")
-    raise LinkError(f"{ssh.host.target}: {name} does not arrive as it was sent")
+    raise LinkError(f"{ssh.host.target}: {name} arrives corrupted")
 
 
 def _digest_there(ssh: Ssh, name: str) -> str:

@@ -76,7 +76,7 @@ class SimulatedHost:
             raise WorkerLost("the simulated worker crashed")
         if self.leaked_bytes > mood.memory_limit_bytes:
             self.leaked_bytes = 0
-            raise WorkerLost("the simulated worker took more memory than it may")
+            raise WorkerLost("the simulated worker exceeded its memory limit")
 
     @property
     def behaviour(self) -> Behaviour:

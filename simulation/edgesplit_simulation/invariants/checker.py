@@ -81,15 +81,13 @@ class InvariantChecker:
             return
         device = device_of_topic(topic)
         if statement.counter < self._sent_counters.get(device, 0):
-            self.add_violation(
-                f"{device} is told {statement.counter}, and was told {self._sent_counters[device]} before"
-            )
+            self.add_violation(f"{device} was sent statement {statement.counter} after {self._sent_counters[device]}")
         self._sent_counters[device] = max(statement.counter, self._sent_counters.get(device, 0))
 
     def on_statement_accepted(self, device: str, counter: int) -> None:
         """A device has accepted a statement."""
         if counter < self._accepted_counters.get(device, 0):
-            self.add_violation(f"{device} obeys {counter} after {self._accepted_counters[device]}")
+            self.add_violation(f"{device} applies statement {counter} after {self._accepted_counters[device]}")
         self._accepted_counters[device] = max(counter, self._accepted_counters.get(device, 0))
 
     # Requests

@@ -88,7 +88,7 @@ def test_a_healthy_controller_passes_every_check(controller: Controller) -> None
     ("path", "change", "name", "level"),
     [
         ("/v1/status", {"version": "9.9"}, "version", "warning"),
-        ("/v1/keys", {"notices": ["the root key lies on this controller"]}, "keys", "warning"),
+        ("/v1/keys", {"notices": ["the root key is stored on this controller"]}, "keys", "warning"),
     ],
 )
 def test_each_problem_is_found_with_advice(

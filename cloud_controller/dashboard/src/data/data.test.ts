@@ -56,13 +56,13 @@ describe("the filter", () => {
 });
 
 describe("the fleet", () => {
-  test("changed rows take the places of their names, and who is not answered for is gone", () => {
+  test("replaces changed rows by name, and drops a device that the answer lacks", () => {
     const before = [row("a"), row("b"), row("c")];
     const after = merged(before, ["b", "c", "d"], [row("d"), row("b", { state: "stale" })]);
     expect(after.map((one) => `${one.name} ${one.state}`)).toEqual(["a online", "b stale", "d online"]);
   });
 
-  test("is counted: releases that run and that come, cuts of who is online, causes once per device", () => {
+  test("counts running and pending releases, cuts of online devices, and each cause once per device", () => {
     const coming = { model: "people", release: "", desired_release: "bbbb", state: "assigned", row: "", detail: "" };
     const twice = { cause: "failed: x", detail: "" };
     const fleet = [row("a"), row("b", { state: "stale" }), row("c", { models: [coming], causes: [twice, twice] })];
@@ -80,7 +80,7 @@ describe("the fleet", () => {
 });
 
 describe("server-sent events", () => {
-  test("are the same however the stream is cut", () => {
+  test("are parsed alike however the stream is split into chunks", () => {
     const text =
       'event: device\ndata: {"subject":"a"}\n\n: comment\r\nevent: hello\r\ndata: {}\r\n\r\ndata: x\ndata: y\n\n';
     const whole = new EventReader().push(text);
@@ -96,7 +96,7 @@ describe("server-sent events", () => {
     }
   });
 
-  test("are asked for again after a pause that grows, is bounded and differs from page to page", () => {
+  test("are reconnected with a back-off that grows, has a limit and jitter", () => {
     expect([pauseBefore(1, 0), pauseBefore(1, 1)]).toEqual([1, 2]);
     expect(pauseBefore(99, 1)).toBe(30);
     expect(pauseBefore(0, 0)).toBe(0.5);
@@ -131,7 +131,7 @@ describe("a device's history", () => {
     ],
   });
 
-  test("has a hole where the device was silent, and none where nobody asked it anything", () => {
+  test("has a gap where the device sent nothing, and none where it had no requests", () => {
     const lines = fromReports([report(0), report(10), report(20), report(500), report(510, 0)], "m@1");
     expect(lines.at).toEqual([0, 10, 20, 30, 500, 510]);
     expect(lines.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
@@ -139,7 +139,7 @@ describe("a device's history", () => {
     expect(modelsOf([report(0)])).toEqual(["m@1"]);
   });
 
-  test("by spans of time has the device's own figures beside the model's, and holes where data is missing", () => {
+  test("in buckets joins the device's figures with the model's, and has gaps where data is missing", () => {
     const model = [
       { at: 0, span_s: 3600, requests: 5, latency_p95_s: 0.2, latency_p95_worst_s: 0.4, origins: { simulated: 5 } },
       { at: 3600, span_s: 3600, requests: 0, origins: { real: 2 } },
@@ -157,7 +157,7 @@ describe("a device's history", () => {
     expect(origins(model)).toEqual({ simulated: 5, real: 2 });
   });
 
-  test("is stacked part on part", () => {
+  test("is stacked", () => {
     expect(stacked([1, null, 3], [1, null, 1])).toEqual([
       [1, null, 3],
       [2, null, 4],
@@ -174,7 +174,7 @@ describe("a rollout", () => {
     model: "people@2",
     release: "b".repeat(64),
     targets: ["all"],
-    who: "operator",
+    created_by: "operator",
     created: 1,
     began: 2,
     ended: null,
@@ -218,7 +218,7 @@ describe("a rollout", () => {
     ...more,
   });
 
-  test("can be asked for what its state allows, and nothing else", () => {
+  test("offers the actions that its state allows", () => {
     expect(verbsFor(rollout("waiting"))).toEqual(["approve", "pause", "abort", "rollback"]);
     expect(verbsFor(rollout("paused"))).toEqual(["resume", "abort", "rollback"]);
     expect(verbsFor(rollout("scheduled", { began: null }))).toEqual(["pause", "abort"]);
@@ -226,13 +226,15 @@ describe("a rollout", () => {
     expect(verbsFor(rollout("rolled back"))).toEqual([]);
   });
 
-  test("is never touched without saying whom it will touch", () => {
+  test("names the devices that an action will affect", () => {
     expect(consequences(rollout("waiting"), "approve")[0]).toContain("8 devices will be assigned");
-    expect(consequences(rollout("running"), "abort").join(" ")).toContain("8 devices keep what they run");
-    expect(consequences(rollout("running"), "rollback")[0]).toContain("2 devices that were assigned");
+    expect(consequences(rollout("running"), "abort").join(" ")).toContain("8 devices will keep the present one");
+    expect(consequences(rollout("running"), "rollback")[0]).toContain("2 devices with an assignment");
+    const single = rollout("running", { devices: 1, states: { assigned: 1 } });
+    expect(consequences(single, "rollback")[0]).toMatch(/^1 device with an assignment of .* will be assigned/);
   });
 
-  test("is drawn in the order in which devices pass through it", () => {
+  test("draws its progress in the order of a device's states", () => {
     expect(shares({ queued: 2, fetching: 1, succeeded: 3 }).map((one) => one.title)).toEqual([
       "succeeded",
       "in progress",
@@ -252,30 +254,36 @@ describe("a proposal", () => {
     devices: ["a", "b"],
     created: 1,
     decided: null,
-    who: null,
+    decided_by: null,
     result: null,
     reason: "slower",
     gain: 0.25,
     gain_between: [-0.02, 0.4],
-    heard: 2,
+    measured_devices: 2,
     basis: "measured",
     drift: [],
     rows: [],
     proposed_rows: [],
   });
 
-  test("is of its model whatever the version, the open ones first", () => {
+  test("belongs to its model in any version; open ones come first", () => {
     const all = [proposal(1, "open"), proposal(2, "applied"), proposal(3, "open", "other@1"), proposal(4, "dismissed")];
     expect(proposals.proposalsOf(all, "people@3").map((one) => one.id)).toEqual([1, 4, 2]);
   });
 
-  test("says what drifted, the farthest first, and not what is noise", () => {
-    const one = (what: string, factor: number | null) => ({ what, unit: "s", assumed: 1, measured: 1, factor });
-    const found = proposals.drifted([one("a", 1.05), one("b", 0.2), one("c", 3), one("d", null)]);
-    expect(found.map((each) => each.what)).toEqual(["b", "c"]);
+  test("lists the drift, largest first, without noise", () => {
+    const drift = (quantity: string, factor: number | null) => ({
+      quantity,
+      unit: "s",
+      assumed: 1,
+      measured: 1,
+      factor,
+    });
+    const rows = proposals.drifted([drift("a", 1.05), drift("b", 0.2), drift("c", 3), drift("d", null)]);
+    expect(rows.map((row) => row.quantity)).toEqual(["b", "c"]);
   });
 
-  test("says what it brings, who may lose by it, and what will be done", () => {
+  test("states its gain, the share of devices that lose by it, and its consequences", () => {
     expect(proposals.gain(proposal(1, "open"))).toBe(
       "25 % less (a quarter gains at most −2 %, a quarter at least 40 %)",
     );

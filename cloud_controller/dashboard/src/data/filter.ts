@@ -63,8 +63,8 @@ function marks(row: FleetRow): string[] {
   const set: string[] = [];
   if (row.emulated) set.push("emulated");
   if (row.simulated) set.push("simulated");
-  if (row.causes.length > 0) set.push("troubled");
+  if (row.causes.length > 0) set.push("degraded");
   if (row.fallbacks > 0) set.push("falling-back");
-  if (row.models.some((model) => model.release !== model.desired_release)) set.push("behind");
+  if (row.models.some((model) => model.release !== model.desired_release)) set.push("outdated");
   return set;
 }

@@ -58,7 +58,7 @@ export function consequences(proposal: Proposal, verb: "accept" | "dismiss"): st
         "Devices fetch only what they do not have: of a re-cut model, that is graphs without weights.",
       ]
     : [
-        `${plural(proposal.devices.length, "device")} keep their table.`,
+        `${plural(proposal.devices.length, "device")} will keep the present table.`,
         "For some time no further table is proposed for them.",
       ];
 }

@@ -48,21 +48,21 @@ export function consequences(rollout: Rollout, verb: Verb): string[] {
     case "resume":
       return [
         `${plural(queued, "device")} without an assignment will be assigned ${release}, at the rate and in the stages of the terms.`,
-        "Devices that are still missing from the current stage no longer hold the rollout up.",
+        "Devices of the current stage that have not finished no longer delay the rollout.",
       ];
     case "pause":
       return [
-        `No further device is assigned the release: ${plural(queued, "device")} keep what they run.`,
-        `${plural(reached, "device")} that are assigned already continue.`,
+        `No further device is assigned the release: ${plural(queued, "device")} will keep the present one.`,
+        `${plural(reached, "device")} with an assignment will continue.`,
       ];
     case "abort":
       return [
-        `No further device is assigned the release, and the rollout ends: ${plural(queued, "device")} keep what they run.`,
-        `${plural(succeeded, "device")} that run it successfully keep it. To return those too, roll back instead.`,
+        `No further device is assigned the release, and the rollout ends: ${plural(queued, "device")} will keep the present one.`,
+        `${plural(succeeded, "device")} where it succeeded will keep it. To return those too, roll back instead.`,
       ];
     case "rollback":
       return [
-        `${plural(reached, "device")} that were assigned ${release} will be assigned the release that each ran before.`,
+        `${plural(reached, "device")} with an assignment of ${release} will be assigned the previous release again.`,
         "A release that a device no longer stores is fetched again; no device is left without one.",
       ];
   }

@@ -27,7 +27,7 @@ export interface Component {
 }
 
 export interface Drift {
-  what: string;
+  quantity: string;
   unit: string;
   assumed: number;
   measured: number;
@@ -50,14 +50,14 @@ export interface Proposal {
   devices: string[];
   created: number;
   decided: number | null;
-  who: string | null;
+  decided_by: string | null;
   result: string | null;
   reason: string;
   ended?: string;
   gain: number;
   gain_between: [number, number];
   broken_limits?: { now: number; then: number };
-  heard: number;
+  measured_devices: number;
   basis: string | null;
   drift: Drift[];
   rows: ProposedRow[];
@@ -211,7 +211,7 @@ export interface Difference {
 
 export interface Bundle {
   id: string;
-  who: string;
+  requested_by: string;
   requested: number;
   state: string;
   reason: string;
@@ -332,8 +332,8 @@ export interface ModelView extends Model {
 export interface Event {
   id: number;
   at: number;
-  who: string;
-  what: string;
+  actor: string;
+  action: string;
   subject: string;
   detail: Record<string, unknown>;
 }
@@ -365,7 +365,7 @@ export interface Rollout extends OriginCount {
   model: string;
   release: string;
   targets: string[];
-  who: string;
+  created_by: string;
   created: number;
   began: number | null;
   ended: number | null;

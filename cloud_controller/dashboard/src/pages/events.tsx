@@ -43,17 +43,17 @@ export function EventTable({ events }: { events: readonly Event[] }) {
 
 const COLUMNS: readonly Column<Event>[] = [
   { title: "Time", kind: "nowrap", cell: (event) => moment(event.at) },
-  { title: "By", cell: (event) => event.who },
-  { title: "Action", cell: (event) => event.what },
+  { title: "By", cell: (event) => event.actor },
+  { title: "Action", cell: (event) => event.action },
   { title: "Subject", cell: (event) => <Subject event={event} /> },
   { title: "Detail", kind: "faint detail", cell: (event) => detail(event) },
 ];
 
 function Subject({ event }: { event: Event }) {
-  if (event.what.startsWith("device.")) return <a href={to("devices", event.subject)}>{event.subject}</a>;
-  if (event.what.startsWith("model.")) return <a href={to("models", event.subject)}>{event.subject}</a>;
-  if (event.what.startsWith("agent.")) return <a href={to("models", AGENT)}>{event.subject}</a>;
-  if (event.what.startsWith("rollout.")) return <a href={to("rollouts", event.subject)}>{event.subject}</a>;
+  if (event.action.startsWith("device.")) return <a href={to("devices", event.subject)}>{event.subject}</a>;
+  if (event.action.startsWith("model.")) return <a href={to("models", event.subject)}>{event.subject}</a>;
+  if (event.action.startsWith("agent.")) return <a href={to("models", AGENT)}>{event.subject}</a>;
+  if (event.action.startsWith("rollout.")) return <a href={to("rollouts", event.subject)}>{event.subject}</a>;
   return <>{shortened(event.subject)}</>;
 }
 
@@ -70,5 +70,5 @@ function detail(event: Event): string {
 }
 
 function searchText(event: Event): string {
-  return `${event.who} ${event.what} ${event.subject} ${detail(event)}`.toLowerCase();
+  return `${event.actor} ${event.action} ${event.subject} ${detail(event)}`.toLowerCase();
 }

@@ -255,7 +255,7 @@ function Search({
       <input
         id="filter"
         type="search"
-        placeholder="name, group=… class=… state=… cut=… is=troubled or a label"
+        placeholder="name, group=… class=… state=… cut=… is=degraded or a label"
         spellcheck={false}
         autocomplete="off"
         value={filter}

@@ -105,7 +105,7 @@ function Facts({ rollout }: { rollout: Rollout }) {
       </span>,
     ],
     ["targets", rollout.targets.join(", ")],
-    ["created by", rollout.who],
+    ["created by", rollout.created_by],
     ["created", moment(rollout.created)],
     ["started", rollout.began ? `${age(rollout.began, now)} ago` : "not yet"],
   ];

@@ -62,7 +62,7 @@ function columns(now: number): readonly Column<Rollout>[] {
       cell: (rollout) => count(failed(rollout)),
       tone: (rollout) => (failed(rollout) > 0 ? "bad" : ""),
     },
-    { title: "Created by", cell: (rollout) => rollout.who },
+    { title: "Created by", cell: (rollout) => rollout.created_by },
     { title: "Age", kind: "number", cell: (rollout) => age(rollout.created, now) },
   ];
 }

@@ -19,7 +19,7 @@ export function Logs({ name, own }: { name: string; own: (change: { kind: string
   const problem = failed ?? error;
   const columns: readonly Column<Bundle>[] = [
     { title: "Requested", heads: true, kind: "nowrap", cell: (bundle) => moment(bundle.requested) },
-    { title: "By", cell: (bundle) => `by ${bundle.who}` },
+    { title: "By", cell: (bundle) => `by ${bundle.requested_by}` },
     { title: "State", cell: (bundle) => (bundle.reason === "" ? bundle.state : `${bundle.state}: ${bundle.reason}`) },
     {
       title: "Bundle",

@@ -88,9 +88,9 @@ function Drifted({ proposal }: { proposal: Proposal }) {
   const drift = drifted(proposal.drift);
   return (
     <>
-      {drift.length > 0 && <Table columns={COLUMNS} rows={drift} id={(drift) => drift.what} />}
+      {drift.length > 0 && <Table columns={COLUMNS} rows={drift} id={(drift) => drift.quantity} />}
       <p class="words faint">
-        Measured on {plural(proposal.heard, "device")}{" "}
+        Measured on {plural(proposal.measured_devices, "device")}{" "}
         {proposal.basis !== null && proposal.basis !== "measured" && <span class="mark">{proposal.basis}</span>} Current
         cuts: {cuts(proposal.rows)}. Proposed cuts: {cuts(proposal.proposed_rows)}.
       </p>
@@ -101,7 +101,8 @@ function Drifted({ proposal }: { proposal: Proposal }) {
 function Decided({ proposal }: { proposal: Proposal }) {
   return (
     <p class="words faint">
-      By {proposal.who === "replan" ? "the controller itself" : (proposal.who ?? NONE)}, {moment(proposal.decided)}
+      By {proposal.decided_by === "replan" ? "the controller itself" : (proposal.decided_by ?? NONE)},{" "}
+      {moment(proposal.decided)}
       {proposal.result !== null && (
         <>
           : release <code>{short(proposal.result)}</code>, see <a href={to("rollouts")}>rollouts</a>
@@ -113,7 +114,7 @@ function Decided({ proposal }: { proposal: Proposal }) {
 }
 
 const COLUMNS: readonly Column<Drift>[] = [
-  { title: "Quantity", heads: true, cell: (drift) => drift.what },
+  { title: "Quantity", heads: true, cell: (drift) => drift.quantity },
   { title: "Assumed by the plan", kind: "number", cell: (drift) => amount(drift.assumed, drift.unit) },
   { title: "Measured", kind: "number", cell: (drift) => amount(drift.measured, drift.unit) },
   { title: "Factor", kind: "number", cell: (drift) => times(drift.factor) },

@@ -76,7 +76,7 @@ def revoked_for(request: Request) -> Response:
 def _require_peer(request: Request) -> Peer:
     peer: Peer | None = request.scope.get(SCOPE)
     if peer is None:
-        raise Unauthenticated("this is for gateways, by the certificate that they enrolled with, and none was shown")
+        raise Unauthenticated("only for gateways: no certificate of an enrolled gateway was presented")
     return peer
 
 

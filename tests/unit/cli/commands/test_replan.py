@@ -16,15 +16,21 @@ DRIFT: dict[str, Any] = {
     "model": "digits@1",
     "device_class": "raspberrypi4",
     "devices": ["a", "b"],
-    "heard": 2,
+    "measured_devices": 2,
     "basis": "emulated",
     "policy": "propose",
     "note": "",
     "reason": "another table saves 12% (half of the devices 10% to 14%)",
     "drift": [
-        {"what": "uplink", "unit": "bytes/s", "assumed": 2e6, "measured": 1e6, "factor": 0.5},
-        {"what": "sent by remote", "unit": "bytes", "assumed": 4096.0, "measured": 8192.0, "factor": 2.0},
-        {"what": "server beside the layers", "unit": "s", "assumed": 0.0, "measured": 0.002, "factor": None},
+        {"quantity": "uplink", "unit": "bytes/s", "assumed": 2e6, "measured": 1e6, "factor": 0.5},
+        {"quantity": "sent by remote", "unit": "bytes", "assumed": 4096.0, "measured": 8192.0, "factor": 2.0},
+        {
+            "quantity": "server overhead beside the layers",
+            "unit": "s",
+            "assumed": 0.0,
+            "measured": 0.002,
+            "factor": None,
+        },
     ],
 }
 PROPOSAL: dict[str, Any] = {
@@ -80,7 +86,7 @@ def test_drift_is_shown_beside_the_planned_values(controller: Controller) -> Non
     """With factors, units, the kind of devices, and the proposed change."""
     said = typed("model", "drift", "digits")
     assert controller.asked == [("/v1/drift", {"model": "digits"})]
-    for text in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
+    for text in ("2 of them measured, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
         assert text in said, said
     typed("model", "drift", "--look")
     assert ("/v1/drift/inspect", {}) in controller.asked

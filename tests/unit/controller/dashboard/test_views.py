@@ -95,7 +95,7 @@ def test_every_device_problem_yields_a_cause() -> None:
     reported = {"safe_mode": "3 starts in a row", "statement_problem": "expired", "models": []}
     told = {"models": [{"problem": "worker lost"}], "power": {"under_voltage": True}}
     words = [cause["cause"].split(":")[0] for cause in failure_causes(reported, told)]
-    assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
+    assert words == ["safe mode", "refused", "degraded", "under-voltage"]
     assert failure_causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
 
 

@@ -273,7 +273,7 @@ def test_one_log_bundle_request_is_in_flight_per_device(tmp_path: Path) -> None:
     assert len(desk.bundles.of_device("cam")) == MAX_BUNDLES
     desk.world.devices.ingest([("cam", messages.Death(1))])
     desk.world.now += REQUEST_TIMEOUT_S + 1
-    with pytest.raises(Conflict, match="is not here"):
+    with pytest.raises(Conflict, match="is not online"):
         desk.bundles.request("cam", "me")
     with pytest.raises(NotFound):
         desk.bundles.request("stranger", "me")
@@ -324,7 +324,7 @@ def test_old_and_incomplete_log_bundles_are_deleted(tmp_path: Path) -> None:
     desk.world.now += RETENTION_S["requested"] + 1
     desk.bundles.trim()
     assert [(bundle["state"], bundle["reason"]) for bundle in desk.bundles.of_device("cam")] == [
-        ("corrupt", "it never came")
+        ("corrupt", "it did not arrive in time")
     ]
     desk.say("cam", *pieces(asked["id"], CONTENT))
     assert desk.bundles.of_device("cam")[0]["state"] == "corrupt"

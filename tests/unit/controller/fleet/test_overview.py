@@ -142,7 +142,7 @@ def test_last_values_of_a_dead_device_are_not_shown_as_current(world: FleetHarne
         assert not shown["facts"]["telemetry"]["current"] and not shown["facts"]["reported"]["current"]
     assert shown["facts"]["telemetry"]["age_s"] == 60.0
     (line,) = model_lines({**shown, "differences": []})
-    assert "unknown" in line.plain and "running" in line.plain and "said" in line.plain
+    assert "unknown" in line.plain and "running" in line.plain and "reported" in line.plain
 
 
 def test_the_reason_for_a_desired_reported_difference_is_shown(world: FleetHarness) -> None:
@@ -158,7 +158,7 @@ def test_the_reason_for_a_desired_reported_difference_is_shown(world: FleetHarne
     (found,) = world.shown("cam")["differences"]
     assert (found["kind"], found["running"]) == ("not applied", OTHER)
     (line,) = model_lines(world.shown("cam"))
-    assert "not applied (it acts upon statement 7, and 8 was said)" in line.plain
+    assert "not applied (it has applied statement 7, and 8 is published)" in line.plain
 
 
 def test_missing_duplicate_and_reordered_messages_are_counted(world: FleetHarness) -> None:
@@ -167,7 +167,7 @@ def test_missing_duplicate_and_reordered_messages_are_counted(world: FleetHarnes
     world.birth("cam", session=3)
     for session, sequence in ((3, 0), (3, 4), (3, 2), (3, 2), (2, 9)):
         world.tell("cam", sequence, session=session)
-    heard = world.shown("cam")["heard"]
+    heard = world.shown("cam")["message_sequence"]
     assert (heard["missing"], heard["again"], heard["earlier"], heard["older"]) == (2, 1, 1, 1)
     assert sequence_line(heard) == "telemetry 4 of session 3; 2 lost, 1 twice, 1 out of order, 1 of older sessions"
     assert world.shown("cam")["telemetry"]["sequence"] == 4
@@ -201,7 +201,10 @@ def test_late_telemetry_is_stored_once_at_its_measurement_time(database_url: str
     ]  # fmt: skip
     assert [message["at"] for message in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
     shown = world.shown("cam")
-    assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
+    assert shown["telemetry"]["session"] == 5 and (
+        shown["message_sequence"]["from_backlog"],
+        shown["message_sequence"]["again"],
+    ) == (3, 3)
 
 
 def test_telemetry_is_acknowledged_about_once_a_minute(world: FleetHarness) -> None:
@@ -221,7 +224,7 @@ def test_oversized_late_telemetry_is_refused_alone(world: FleetHarness) -> None:
     huge = telemetry(1, 7, *(TelemetryWindow(model=f"m{n}", release="r" * 100, row="x" * 200) for n in range(100)))
     world.devices.ingest([("cam", late(1, huge, telemetry(1, 8)))])
     assert [message["sequence"] for message in world.devices.history("cam")] == [8]
-    assert world.shown("cam")["heard"]["refused"] == 1
+    assert world.shown("cam")["message_sequence"]["refused"] == 1
 
 
 def test_buckets_sum_requests_and_weight_means(database_url: str) -> None:
@@ -349,11 +352,11 @@ def test_a_condition_keeps_its_start_time_and_ends(world: FleetHarness) -> None:
         world.tell("cam", number, power=PowerState(clock_ratio=speed))
         world.now += 2.0
     (found,) = world.shown("cam")["conditions"]
-    assert (found["since"], found["text"], found["current"]) == (NOW, "its clock is capped at 50%", True)
+    assert (found["since"], found["text"], found["current"]) == (NOW, "its CPU clock is capped at 50%", True)
     world.now += 60.0
     (found,) = world.shown("cam")["conditions"]
     assert found["current"] is False
-    assert "when it was last heard" in condition_line(found).plain
+    assert "at its last message" in condition_line(found).plain
     world.tell("cam", 2, power=PowerState(clock_ratio=1.0))
     assert world.shown("cam")["conditions"] == []
 
@@ -368,7 +371,7 @@ def test_a_device_with_a_new_key_starts_without_history(world: FleetHarness) -> 
     world.tell("cam", power=PowerState(under_voltage=True))
     with world.database.write() as session:
         ingest.delete_reported_state(session, "cam")
-    assert world.shown("cam")["heard"] is None and world.shown("cam")["conditions"] == []
+    assert world.shown("cam")["message_sequence"] is None and world.shown("cam")["conditions"] == []
     assert world.fleet.overview()["models"] == []
 
 
@@ -407,7 +410,7 @@ def test_release_health_is_printed_on_one_line() -> None:
     line = health_line(whole)
     assert line.plain.strip() == (
         "digits aaaaaaaaaaaa for 5 min: 50 requests, 1 failed, 2 fallbacks, p95 12.3 ms, 1.0 MiB of memory, "
-        "drift 25.00%, another first place, golden inputs answered"
+        "drift 25.00%, another top-1, golden inputs answered"
     )
     assert line.style == "yellow"
     bare = {"model": "m", "release": "r", "active_s": 1.0, "requests": 0, "failed": 0, "fallbacks": 0}

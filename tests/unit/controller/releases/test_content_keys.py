@@ -113,7 +113,7 @@ def test_a_regenerated_secret_is_detected_before_keys_are_wrapped(tmp_path: Path
     path.write_bytes(backup)
     assert load_or_make_content_keys(path).wrap_for_device(device("pi4"), DIGEST, sealed)
     path.write_bytes(backup[:-1])
-    with pytest.raises(UsageError, match="spoiled"):
+    with pytest.raises(UsageError, match="corrupt"):
         load_or_make_content_keys(path)
     assert path.read_bytes() == backup[:-1]
 

@@ -78,7 +78,7 @@ def test_noise_does_not_change_the_table(seed: int) -> None:
     """Everything as planned, within a fifth."""
     noisy = replace(fleet(), noise=0.2, seed=seed)
     found = verdict(telemetry_of(noisy))
-    assert not found.moves and "serves what was measured" in found.reason, found
+    assert not found.moves and "fits the measurements" in found.reason, found
 
 
 def test_a_bandwidth_covered_by_the_table_changes_nothing() -> None:
@@ -99,7 +99,7 @@ def test_a_temporary_outage_changes_nothing() -> None:
     """The newer half of the evidence is bad, the older half was good."""
     links = [LINK] * 10 + [THIN] * 10
     found = verdict(telemetry_of(fleet(**ENERGY), links=links), **ENERGY)
-    assert not found.moves and "only for a part of the time" in found.reason, found
+    assert not found.moves and "only for a part of the observed time" in found.reason, found
 
 
 def test_an_oscillating_link_does_not_oscillate_the_table() -> None:
@@ -160,11 +160,11 @@ def test_missing_evidence_is_reported() -> None:
     told = telemetry_of(Fleet(plan), moments=8)
     assert (
         missing_evidence(device_measurements(plan, told), ConfidencePolicy(least_devices=9, observe_s=1.0))
-        == "5 of 9 devices have told enough"
+        == "5 of 9 devices have reported enough"
     )
     assert (
         missing_evidence(device_measurements(plan, told), ConfidencePolicy(least_devices=2, observe_s=60.0))
-        == "watched for 14 of 60 s"
+        == "observed for 14 of 60 s"
     )
     assert not missing_evidence(device_measurements(plan, told), ConfidencePolicy(least_devices=2, observe_s=14.0))
     assert "0 of 2" in missing_evidence(

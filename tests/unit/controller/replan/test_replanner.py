@@ -171,7 +171,9 @@ def test_slow_devices_yield_a_proposal_that_waits_for_acceptance(world: ReplanHa
 
     (one,) = world.open()
     assert one["state"] == "open" and one["devices"] == ["one", "three", "two"]
-    assert one["gain"] > 0.1 and "saves" in one["reason"] and one["basis"] == "measured" and one["heard"] == 3
+    assert (
+        one["gain"] > 0.1 and "saves" in one["reason"] and one["basis"] == "measured" and one["measured_devices"] == 3
+    )
     assert [row["name"] for row in one["rows"]] == ["local"] and one["proposed_rows"][0]["name"] != "local"
     assert not world.rolled_out
     assert [what for what, _ in world.events()] == ["replan.policy", "replan.proposed"]
@@ -196,7 +198,7 @@ def test_an_accepted_proposal_is_signed_and_rolled_out(world: ReplanHarness) -> 
         and wanted.request.stages[0] == "10%"
         and options["proposal"] == done["id"]
     )
-    assert (done["state"], done["who"], done["result"]) == ("applied", "ada", release)
+    assert (done["state"], done["decided_by"], done["result"]) == ("applied", "ada", release)
     planned = world.maker.releasing.manifest(world.first).plans[CLASS].slice_s
     assert sum(manifest.plans[CLASS].slice_s.values()) == pytest.approx(40.0 * sum(planned.values()), rel=0.01)
     assert manifest.plans[CLASS].basis == "measured:"
@@ -267,14 +269,14 @@ def test_off_policy_only_reports_the_drift(world: ReplanHarness) -> None:
     world.replanner.replan_all()
     (found,) = world.replanner.drift_report("small")
     assert not world.open() and found["policy"] == "off" and found["moves"]
-    assert {drift["what"] for drift in found["drift"]} >= {"uplink", "round trip"}
+    assert {drift["quantity"] for drift in found["drift"]} >= {"uplink", "round trip"}
 
 
 def test_the_required_number_of_devices_is_configurable(world: ReplanHarness) -> None:
     """Two devices are too few, and so is one, unless `--devices` lowers the number."""
     world.send_telemetry(40.0, names=NAMES[:2])
     world.replanner.replan_all()
-    assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have told enough"
+    assert not world.open() and world.replanner.drift_report()[0]["note"] == "2 of 3 devices have reported enough"
     world.replanner.set_policy("small", [], {"least_devices": 2})
     world.replanner.replan_all()
     assert len(world.open()) == 1
@@ -340,7 +342,7 @@ def test_replanned_tables_keep_the_limits_of_the_release(shelf: PreparedReleases
 
 def test_telemetry_of_one_device_exports_as_a_costs_file(world: ReplanHarness) -> None:
     """Its seconds at work, the device's name and the number of requests; or the reason why there is none."""
-    with pytest.raises(UsageError, match="has not told yet"):
+    with pytest.raises(UsageError, match="has not reported yet"):
         world.replanner.costs_measured_on("small", world.devices[0])
     world.send_telemetry(40.0, names=("one",))
     found = world.replanner.costs_measured_on("small", world.devices[0])
@@ -352,7 +354,7 @@ def test_telemetry_of_one_device_exports_as_a_costs_file(world: ReplanHarness) -
     assert sum(slice_["predicted_s"] for slice_ in found["slices"]) == pytest.approx(sum(planned.values()))
     with world.database.write() as session:
         session.execute(delete(Desired).where(Desired.device == "two"))
-    with pytest.raises(UsageError, match="is not to run small@1"):
+    with pytest.raises(UsageError, match="is not assigned small@1"):
         world.replanner.costs_measured_on("small", next(device for device in world.devices if device.name == "two"))
 
 
@@ -367,7 +369,7 @@ def test_scoped_operators_see_and_decide_only_their_proposals(world: ReplanHarne
     assert not cellar.list_proposals() and not cellar.drift_report()
     with pytest.raises(NotFound):
         cellar.dismiss(mine["id"])
-    with pytest.raises(UsageError, match="groups of yours: cellar"):
+    with pytest.raises(UsageError, match="groups of your own: cellar"):
         cellar.set_policy("small", [], {"mode": "auto"})
     with pytest.raises(NotFound):
         cellar.set_policy("small", ["roof"], {"mode": "auto"})

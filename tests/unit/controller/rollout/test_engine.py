@@ -409,7 +409,7 @@ def test_a_device_silent_during_rollback_does_not_block_the_end(world: RolloutHa
     world.settle(seconds=61.0, most=15)
     assert world.state(number) == "aborted"
     one = world.members(number)["cam-001"]
-    assert one["state"] == "timed out" and one["cause"] == "it has not said yet that it went back"
+    assert one["state"] == "timed out" and one["cause"] == "it has not confirmed the rollback yet"
     world.fleet["cam-001"].mood = "good"
     world.state_all()
     world.work(times=4)
@@ -467,7 +467,7 @@ def test_devices_and_active_rollouts_are_bounded(tmp_path: Path) -> None:
     world = RolloutHarness(tmp_path, most_active=1)
     world.enrol("a")
     world.deploy(NEW)
-    with pytest.raises(Conflict, match="1 rollouts are on their way"):
+    with pytest.raises(Conflict, match="1 rollouts are active"):
         world.deploy(NEWER)
     with pytest.raises(UsageError, match="at most 20000"):
         world.rollouts.checked_terms(ALL_AT_ONCE, 20_001)

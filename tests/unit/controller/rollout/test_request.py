@@ -107,7 +107,7 @@ BAD: list[tuple[Callable[[Any], object], Any, str]] = [
     (parse_hours, "01:00-05:00 Mars/Base", "no time zone"),
     (parse_hours, "01:00-05:00 ../../etc/passwd", "01:00-05:00"),
     (parse_hours, "01:00-05:00 /etc/passwd", "no time zone"),
-    (parse_gate_after, "0 requests", "no request"),
+    (parse_gate_after, "0 requests", "at least one request"),
     (parse_gate_after, "soon", "gate-after: not a duration"),
 ]
 

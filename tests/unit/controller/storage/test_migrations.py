@@ -16,6 +16,7 @@ from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.schema import known_tables, migrate
 from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow
+from edgesplit_controller.storage.tables.replan import ProposalRow
 
 
 def test_migrations_create_the_tables_of_the_classes(database_url: str) -> None:
@@ -123,6 +124,28 @@ def test_fields_of_stored_messages_are_renamed(database_url: str) -> None:
     }  # fmt: skip
 
 
+def test_fields_of_stored_proposals_carry_their_new_names(database_url: str) -> None:
+    """The summary of a proposal is renamed with its drifted quantities and its rows."""
+    engine = create_engine(database_url)
+    migrate(engine, until="0008")
+    summary = {"why": "slow", "heard": 2, "drift": [{"what": "uplink"}], "rows": [{"after": "conv1"}]}
+    with engine.begin() as connection:
+        connection.execute(text(AN_OLD_MODEL))
+        connection.execute(
+            text("INSERT INTO releases (digest, model_id, created, options) VALUES ('aa', 1, 1.0, '{}')")
+        )
+        connection.execute(text(A_PROPOSAL), {"told": json.dumps(summary)})
+    engine.dispose()
+    database = Database(database_url)
+    with database.read() as session:
+        (row,) = session.query(ProposalRow).all()
+        assert row.summary == {
+            "reason": "slow", "measured_devices": 2, "drift": [{"quantity": "uplink"}],
+            "rows": [{"split_after": "conv1"}],
+        }  # fmt: skip
+    database.close()
+
+
 def test_a_database_that_lacks_a_column_is_refused(database_url: str) -> None:
     """A database older than the first step is refused with the name of the missing column."""
     engine = an_old_one(database_url, "ALTER TABLE models DROP COLUMN bindings")
@@ -179,6 +202,9 @@ AN_HOUR = """INSERT INTO telemetry_rolled (device, model, span_s, begins, conten
 VALUES (:device, :model, 3600, :begins, :content)"""
 A_MESSAGE = """INSERT INTO telemetry (device, at, stored, session, sequence, late, dated, content)
 VALUES ('cam', :at, :at, 1, :at, false, 'now', :content)"""
+A_PROPOSAL = """INSERT INTO replan_proposals (model, release, device_class, "group", devices, state, told, measured,
+  created, who, result)
+VALUES ('digits@1', 'aa', 'coral', '', '[]', 'open', :told, '{}', 1.0, '', '')"""
 OLD_TELEMETRY = """INSERT INTO telemetry (id, device, at, content) VALUES (7, 'cam', 2.5, '{"a": 1}')"""
 AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)

@@ -183,8 +183,8 @@ def test_invalid_signatures_are_refused_without_effect(operator: Operator) -> No
     other = operator.key("root-2").keyid
     for forged, why in (
         (ExternalSignature("0" * 64, good["sig"]), "is no root key"),
-        (ExternalSignature(other, good["sig"]), "does not fit"),
-        (ExternalSignature(good["keyid"], "00" * 64), "does not fit"),
+        (ExternalSignature(other, good["sig"]), "does not match"),
+        (ExternalSignature(good["keyid"], "00" * 64), "does not match"),
     ):
         with pytest.raises(TrustError, match=why):
             operator.rotation.add_signatures([forged], [])
@@ -631,9 +631,9 @@ def test_show_lists_the_location_of_each_key(operator: Operator) -> None:
     operator.move_away()
     roles = {role["role"]: role for role in operator.rotation.view()["roles"]}
 
-    assert [key["here"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
-    assert [key["here"] for key in roles["targets"]["keys"]] == [False]
-    assert all(roles[name]["keys"][0]["here"] for name in ("snapshot", "timestamp", "director"))
+    assert [key["on_controller"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
+    assert [key["on_controller"] for key in roles["targets"]["keys"]] == [False]
+    assert all(roles[name]["keys"][0]["on_controller"] for name in ("snapshot", "timestamp", "director"))
     assert roles["root"]["version"] == 2 and roles["targets"]["expires"] > operator.world.now
     assert roles["root"]["keys"][0]["keyid"] in key_ids(operator, "root")
 

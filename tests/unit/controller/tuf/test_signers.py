@@ -89,9 +89,9 @@ def test_an_encrypted_key_file_opens_with_its_passphrase_only(tmp_path: Path) ->
 
     assert signature is not None and asked and all(str(path) in name for name in asked)
     check_signature(key, signature, PAYLOAD)
-    with pytest.raises(UsageError, match="passphrase is another"):
+    with pytest.raises(UsageError, match="wrong passphrase"):
         public_key(f"file2:{path}", lambda name: "battery staple")
-    with pytest.raises(UsageError, match="nobody here"):
+    with pytest.raises(UsageError, match="no terminal"):
         public_key(f"file2:{path}")
 
 
@@ -200,7 +200,7 @@ def test_a_signature_over_other_bytes_does_not_verify(tmp_path: Path) -> None:
     key = make_key_file(tmp_path / "a.pem")
     signature = sign(f"file2:{tmp_path / 'a.pem'}", PAYLOAD, {key.keyid: key})
     assert signature is not None
-    with pytest.raises(TrustError, match="does not fit"):
+    with pytest.raises(TrustError, match="does not match"):
         check_signature(key, signature, PAYLOAD + b"!")
 
 

@@ -396,7 +396,7 @@ def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         threading.Event().wait(0.002)
-    raise AssertionError("it never came")
+    raise AssertionError("it did not arrive in time")
 
 
 def test_each_request_of_a_batch_gets_its_own_result() -> None:

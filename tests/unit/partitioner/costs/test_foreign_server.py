@@ -101,7 +101,7 @@ def test_exportable_remote_halves_are_selected() -> None:
         select_halves(some, "pi4", "remote")
     with pytest.raises(UsageError, match="pi4 cut-1"):
         select_halves(some, "pi4", "cut-9")
-    with pytest.raises(ModelRefused, match="answers alone"):
+    with pytest.raises(ModelRefused, match="offloads"):
         select_halves([], "", "")
 
 

@@ -77,7 +77,7 @@ def test_an_unexportable_half_is_refused_with_an_alternative() -> None:
         (of_format(one.manifest, "tflite"), row, "edgectl offload serve"),
         (of_format(one.manifest, "input"), row, "--offload URL"),
         (one.manifest, with_codec(row, "int4"), "int4"),
-        (one.manifest, local, "answers alone"),
+        (one.manifest, local, "no remote half"),
     ):
         with pytest.raises(ModelRefused, match=what):
             check_exportable(manifest, refused)

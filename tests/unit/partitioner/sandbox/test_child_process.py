@@ -43,7 +43,7 @@ def test_a_child_receives_its_job_and_streams_its_answer(child: Child, tmp_path:
         ("os.kill(os.getpid(), signal.SIGSEGV)", 60.0, ChildFailed, r"the runtime crashed on this model \(SIGSEGV\)"),
         ("sys.exit('first line\\nout of luck')", 60.0, ChildFailed, "the runtime cannot run this model: out of luck"),
         ("sys.exit(3)", 60.0, ChildFailed, "exit status 3"),
-        ("signal.pause()", 0.2, ChildFailed, "the runtime was not done with the model after 0 s"),
+        ("signal.pause()", 0.2, ChildFailed, "the runtime did not finish with the model within 0 s"),
         ("os.kill(os.getpid(), signal.SIGINT)", 60.0, Interrupted, "SIGINT"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 60.0, Interrupted, "SIGTERM"),
     ],

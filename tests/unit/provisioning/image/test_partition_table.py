@@ -367,7 +367,7 @@ def test_a_claim_must_match_the_cards_device_name(tmp_path: Path) -> None:
 def test_a_loopback_controller_address_is_warned_about(tmp_path: Path) -> None:
     """No device could reach it."""
     at = make_claim(tmp_path / "claim.json", controller_url="https://127.0.0.1:8443")
-    assert "no device finds it" in why_unreachable(at.read_bytes())
+    assert "none of them can reach" in why_unreachable(at.read_bytes())
     assert not why_unreachable(make_claim(at).read_bytes())
 
 

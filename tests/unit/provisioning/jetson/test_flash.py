@@ -165,7 +165,7 @@ def test_clean_refuses_a_corrupt_record(tmp_path: Path) -> None:
     """Nothing is removed by guess."""
     path = make_tree(tmp_path)
     (path / RECORD).write_text("{")
-    with pytest.raises(UsageError, match="spoilt"):
+    with pytest.raises(UsageError, match="corrupt"):
         restore_files(path)
 
 

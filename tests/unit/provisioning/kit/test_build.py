@@ -136,7 +136,7 @@ def test_a_kit_includes_extra_files_and_an_interpreter(tmp_path: Path, wheelhous
         assert archive.getnames() == ["python/bin/python3.11"]
     assert (folder / "coral.tar").read_bytes() == interpreter.read_bytes()
     packed.write_bytes(packed.read_bytes()[:40])
-    with pytest.raises(UsageError, match="cut off or spoilt"):
+    with pytest.raises(UsageError, match="truncated or corrupt"):
         built(wheelhouse, interpreter=packed)
     with tarfile.open(other := tmp_path / "other.tar.gz", "w:gz") as archive:
         archive.add(__file__, "python/bin/python3.12")
@@ -161,7 +161,7 @@ def test_a_copied_kit_is_verified(tmp_path: Path, wheelhouse: Path) -> None:
     (copy / "wheels.tar").write_bytes((copy / "wheels.tar").read_bytes()[::-1])
     with pytest.raises(MalformedMessage, match=r"wheels\.tar is not what was written"):
         kit.check(copy)
-    with pytest.raises(MalformedMessage, match=r"wheels\.tar is missing or spoilt"):
+    with pytest.raises(MalformedMessage, match=r"wheels\.tar is missing or corrupt"):
         read_kit(copy)
 
 

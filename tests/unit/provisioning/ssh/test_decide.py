@@ -176,9 +176,9 @@ def test_an_invalid_batch_names_its_line(tmp_path: Path, text: str) -> None:
 
 def test_machines_and_names_in_a_batch_are_unique() -> None:
     """Nor can one machine be adopted twice at once."""
-    with pytest.raises(UsageError, match="one name twice"):
+    with pytest.raises(UsageError, match="the same name twice"):
         check_distinct([Host(target="a", name="cam"), Host(target="b", name="cam")])
-    with pytest.raises(UsageError, match="one machine twice"):
+    with pytest.raises(UsageError, match="the same machine twice"):
         check_distinct([Host(target="a"), Host(target="a")])
     check_distinct([Host(target="a"), Host(target="a", port=2222)])
 

@@ -48,7 +48,8 @@ TELEMETRY = {
     "speed": "clock_ratio", "here": "in_flight", "boot": "boot_id", "up_s": "since_boot_s", "waiting": "messages",
     "waiting_bytes": "bytes", "dropped_trouble": "dropped_failures", "spoilt": "corrupt", **HEALTH,
 }  # fmt: skip
-RATE_STATE, PROPOSAL = {"told": "assigned"}, {"why": "reason", "after": "split_after"}
+RATE_STATE = {"told": "assigned"}
+PROPOSAL = {"why": "reason", "after": "split_after", "heard": "measured_devices", "what": "quantity"}
 DOCUMENTS: tuple[tuple[str, tuple[str, ...], dict[str, dict[str, str]]], ...] = (
     ("devices", ("name",), {"birth": BIRTH, "reported": REPORTED, "telemetry": TELEMETRY}),
     ("telemetry", ("id",), {"content": TELEMETRY}),
