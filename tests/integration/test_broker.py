@@ -346,13 +346,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Broker(tmp_path / "place" / "broker", world.server, 0).start()
 
 
-def test_an_error_of_mosquitto_contains_its_own_reason(tmp_path: Path) -> None:
-    """When mosquitto itself refuses, its reason is in the error."""
+def test_mosquittos_reason_is_named_though_the_folders_name_has_error_in_it(tmp_path: Path) -> None:
+    """When mosquitto itself refuses, its reason is in the error; log lines that only name the folder are none."""
     world = BrokerHarness(tmp_path)
     spoiled = world.server
     spoiled.certificate_file.write_text("no certificate")
     with pytest.raises(UsageError, match=r"mosquitto cannot start: .*certificate"):
-        Broker(tmp_path / "broker", spoiled, 0).start()
+        Broker(tmp_path / "broker of errors", spoiled, 0).start()
 
 
 def test_stopping_twice_or_before_the_start_does_nothing(tmp_path: Path) -> None:

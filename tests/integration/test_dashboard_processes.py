@@ -81,5 +81,5 @@ def test_every_view_is_the_same_whichever_process_answers(dashboard: Dashboard, 
         assert len(answers) == 1, path
     assert len(dashboard.up.ok("GET", "/v1/views/fleet")["devices"]) == 41
     parts = {one["name"]: one for one in dashboard.up.ok("GET", "/v1/components")}
-    assert parts["processes"]["text"].startswith("2 are here") and "PostgreSQL" in parts["database"]["text"]
+    assert parts["processes"]["text"].startswith("2 processes run") and "PostgreSQL" in parts["database"]["text"]
     assert parts["broker"]["state"] == "good"

@@ -91,7 +91,7 @@ def test_an_operator_of_a_group_works_from_another_machine(up: Up, devices: list
     assert [one["name"] for one in edgectl.json("device", "list")] == ["doors-1"]
     with pytest.raises(EdgeError, match="no device 'lab-1'"):
         edgectl("device", "show", "lab-1")
-    with pytest.raises(UsageError, match="takes the role admin, and alice is operator"):
+    with pytest.raises(UsageError, match="needs the role admin, and alice is operator"):
         edgectl("operator", "list")
     with pytest.raises(UsageError, match="your groups"):
         edgectl("device", "claim", "new-1", "--profile", "raspberrypi4", "--group", "lab")

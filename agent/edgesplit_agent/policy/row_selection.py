@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 
 import msgspec
 
@@ -253,17 +254,20 @@ def within_power_budget(
     # savings: without them this is a step function that may never afford to answer locally (decision 25).
     allowed_watts = active_watts_allowed(plan, power_mode) - context.others_watts
     allowed_j = allowed_watts / context.per_s + SAVINGS_RATIO * context.saved_j
-    usable = [row for row in plan.rows if row.is_local or conditions.remote_usable]
-    joules = {row.name: plans.marginal_energy_j(row, conditions, plan.power) for row in usable}
-    tolerance = {held: BUDGET_TOLERANCE}
-    rows = tuple(row for row in usable if joules[row.name] <= allowed_j * tolerance.get(row.name, 1.0))
+    energies = [
+        (plans.marginal_energy_j(row, conditions, plan.power), row)
+        for row in plan.rows
+        if row.is_local or conditions.remote_usable
+    ]
+    rows = tuple(
+        row for joules, row in energies if joules <= allowed_j * (BUDGET_TOLERANCE if row.name == held else 1.0)
+    )
     if len(rows) == len(plan.rows):
         return plan, ""
     if rows:
         return msgspec.structs.replace(plan, rows=rows), "within the power budget"
     # Answering comes first: no budget refuses a request.
-    least = min(usable, key=lambda row: joules[row.name], default=None)
-    left = plan.rows if least is None else (least,)
+    left = (min(energies, key=itemgetter(0))[1],) if energies else plan.rows
     return msgspec.structs.replace(plan, rows=left), "over the power budget: the row that draws least"
 
 

@@ -51,6 +51,7 @@ STEADY_S: Final = 10.0
 """A broker that ran for longer than this did not fail at its start: the back-off begins anew."""
 STOP_S: Final = 5.0
 """How long mosquitto is given to end before it is killed."""
+_ERROR_LOG: Final = re.compile(r"(\d+: )?(OpenSSL )?Error\b")
 _READY_LOG: Final = b" running"
 """Log text of mosquitto when it listens."""
 _CLIENT_LOG: Final = re.compile(rb"New client connected from \S+ as (\S{1,128}) \(")
@@ -268,7 +269,7 @@ class Broker:
     def _exit_reason(self) -> str:
         """The reason mosquitto gave for its last exit, as a suffix for an error message: its first error line, which
         names the file or the port. Empty if there was none."""
-        errors = [line for line in self._last_lines if "rror" in line]
+        errors = [line for line in self._last_lines if _ERROR_LOG.match(line)]
         return f": {errors[0]}" if errors else ""
 
 
