@@ -307,7 +307,7 @@ def test_shared_memory_errors_are_tritons(
         ("Unable to find system shared memory", lambda: client.get_system_shared_memory_status("nothing")),
         ("Invalid offset", lambda: client.infer(MODEL, [too_far], **PATIENCE)),
         ("do not fill shape", lambda: client.infer(MODEL, [too_short], **PATIENCE)),
-        ("bytes of shared memory, and 8 were given",
+        ("bytes of shared memory, and 8 are provided",
          lambda: client.infer(MODEL, [tensor("frame", frame)], outputs=[no_room], **PATIENCE)),
     ]  # fmt: skip
     for words, call in cases:

@@ -213,7 +213,7 @@ class _EndpointStatistics(ModelStatistics):
 
     def answered(self, model: str, release: LoadedRelease, duration_s: float, report: Report) -> None:
         """Count one answered request."""
-        self.succeeded(model, release.version, duration_s, statistics_parts(report))
+        self.succeeded(model, release.version, duration_s, statistics_parts(report, duration_s))
 
     def finished(self, record: RequestRecord) -> None:
         """Count an answer of a lane: the endpoint never saw its request."""
@@ -241,11 +241,13 @@ def _with_passed_copied(inputs: Mapping[str, oip.Tensor], release: LoadedRelease
     return {**inputs, **{name: np.array(inputs[name]) for name in passed}} if passed else inputs
 
 
-def statistics_parts(report: Report) -> dict[str, float]:
-    """The request's seconds as Triton's statistics divide them; the remainder is queueing.
+def statistics_parts(report: Report, duration_s: float) -> dict[str, float]:
+    """The seconds of a request that took `duration_s` as Triton's statistics divide them; the remainder is queueing.
 
-    Device and target may have worked at the same time, so the parts are capped by the whole.
+    Device and target may have worked at the same time, and a request that joined another one's answer was there for a
+    part of it only: so the parts are capped by the whole.
     """
-    input_s = min(report.encode_s, report.latency_s)
-    infer_s = min(report.device_s + report.link_s + report.remote_s, report.latency_s - input_s)
-    return {"queue": report.latency_s - input_s - infer_s, "compute_input": input_s, "compute_infer": infer_s}
+    whole_s = min(report.latency_s, duration_s)
+    input_s = min(report.encode_s, whole_s)
+    infer_s = min(report.device_s + report.link_s + report.remote_s, whole_s - input_s)
+    return {"queue": whole_s - input_s - infer_s, "compute_input": input_s, "compute_infer": infer_s}

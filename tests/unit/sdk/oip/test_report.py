@@ -11,12 +11,18 @@ from edgesplit_agent.serving.http_endpoint import statistics_parts
 def test_phases_of_a_race_do_not_exceed_the_request() -> None:
     """In a race both sides work at the same time: their sum was reported as longer than the request."""
     raced = Report(release="r", row="cut-1", latency_s=0.3, encode_s=0.01, device_s=0.2, link_s=0.1, remote_s=0.15)
-    parts = statistics_parts(raced)
+    parts = statistics_parts(raced, 0.3)
     assert sum(parts.values()) == pytest.approx(raced.latency_s)
     assert parts == {"queue": 0.0, "compute_input": 0.01, "compute_infer": pytest.approx(0.29)}
 
 
 def test_unexplained_time_is_queueing() -> None:
     """Before anything ran."""
-    parts = statistics_parts(Report(release="r", row="local", latency_s=0.5, device_s=0.2))
+    parts = statistics_parts(Report(release="r", row="local", latency_s=0.5, device_s=0.2), 0.6)
     assert parts == {"queue": pytest.approx(0.3), "compute_input": 0.0, "compute_infer": 0.2}
+
+
+def test_phases_of_a_joined_request_do_not_exceed_its_own_duration() -> None:
+    """A request that joined another one's answer late was reported with more compute time than it took."""
+    parts = statistics_parts(Report(release="r", row="local", latency_s=0.5, encode_s=0.1, device_s=0.4), 0.2)
+    assert parts == {"queue": 0.0, "compute_input": 0.1, "compute_infer": pytest.approx(0.1)}
