@@ -207,7 +207,9 @@ class Agent:
         self._engine.observe(DeviceRunObserver(self._on_device_run))
         self._metrics_server = make_metrics_server(settings.metrics, self.metrics) if settings.metrics else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
-        self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
+        self._server = Server(
+            self._endpoint, host="127.0.0.1", port=settings.port, check_head=self._endpoint.check_head
+        )
         self._local_server: Server | None = None
         store = ChunkStore(folder.chunks, folder.releases, settings.store_quota_bytes)
         self._tuner = self._make_tuner(folder)
@@ -344,7 +346,10 @@ class Agent:
         if not wanted.wanted:
             return None
         path = wanted.path or self._folder.socket
-        server = Server(self._endpoint, path=path.absolute(), mode=wanted.mode, group=wanted.group)
+        server = Server(
+            self._endpoint, path=path.absolute(), mode=wanted.mode, group=wanted.group,
+            check_head=self._endpoint.check_head,
+        )  # fmt: skip
         try:
             server.start()
         except UsageError as error:

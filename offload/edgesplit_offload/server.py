@@ -30,8 +30,9 @@ from time import perf_counter
 
 import edgesplit
 from edgesplit.errors import EdgeError, NotFound
-from edgesplit.http1.head import ParsedHead as AskedHead
+from edgesplit.http1.head import ParsedHead, Refused
 from edgesplit.http1.server import Request, Response, call_handler, error_response, json_response
+from edgesplit.limits import LIMITS
 from edgesplit.observability import metrics
 from edgesplit.observability.registry import Series, gauge_series
 from edgesplit.observability.tracing import TRACING_OFF, Tracer
@@ -67,6 +68,8 @@ STACK_THREADS = 4
 """Threads of a batched run in the batcher: on four cores one such run is active at a time, and all requests that arrive
 meanwhile share the next (docs/decisions/0044)."""
 STOP_S = 5.0
+MAX_CONTROL_BODY_BYTES = 2**20
+"""Longest body of a request that is no inference."""
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
@@ -159,8 +162,9 @@ class OffloadServer:
         )
         self._ending = threading.Event()
         self.http = HttpServer(
-            self, self._loop, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
-        )
+            self, self._loop, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed,
+            on_refused=self._metrics.on_client_refused,
+        )  # fmt: skip
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
             "/v2": ("GET", lambda _: json_response(200, {**oip.server_metadata(), "extensions": EXTENSIONS})),
             "/v2/health/live": ("GET", lambda _: Response()),
@@ -234,12 +238,47 @@ class OffloadServer:
         remote_at = math.inf if self._remote_batcher is None else self._remote_batcher.on_timer(now)
         return min(self.scheduler.on_timer(now), self._batcher.on_timer(now), remote_at, self.http.on_timer(now))
 
-    def route(self, parsed: AskedHead) -> Route | None:
+    def route(self, parsed: ParsedHead) -> Route | None:
         """The route of inference requests; None for all others."""
         match = _MODEL.fullmatch(parsed.path.rstrip("/"))
         if match is None or match["verb"] != "/infer" or parsed.head.method != "POST":
             return None
         return route_of(match["model"], parsed) if match["version"] in (None, VERSION) else None
+
+    def check_head(self, parsed: ParsedHead, route: object, peer: str | None) -> None:
+        """Judge a request by route, method, role and length, before its body is let in: raises Refused or EdgeError."""
+        if isinstance(route, Route):
+            if parsed.length > LIMITS.http_body_step_bytes and self._next_tier is None:
+                self._check_length(route.name, parsed.length)
+            return
+        path, method = parsed.path.rstrip("/"), parsed.head.method
+        match = _MODEL.fullmatch(path)
+        if path in self._fixed:
+            allowed = self._fixed[path][0]
+        elif match is None or match["model"] == "stats":
+            if not self._management.check_head(method, path, peer):
+                raise NotFound(f"no such path: {parsed.path[:200]}")
+            allowed = method
+        elif match["verb"] == "/infer" and method == "POST":
+            raise NotFound(f"model {match['model'][:200]!r} has no version {(match['version'] or '')[:80]!r}")
+        else:
+            allowed = "POST" if match["verb"] == "/infer" else "GET"
+        if method != allowed:
+            raise Refused(405, f"use {allowed} here")
+        if parsed.length > MAX_CONTROL_BODY_BYTES:
+            raise Refused(413, f"a body of {parsed.length} bytes, at most {MAX_CONTROL_BODY_BYTES} here")
+
+    def _check_length(self, name: str, length: int) -> None:
+        """Refuse a large body that is no input of the model, where that is known without waiting. Raises Refused or
+        EdgeError."""
+        model = self.models.open_model(name)
+        most = None if model is None else model.max_body_bytes
+        if most is not None and length > most:
+            raise Refused(413, f"a body of {length} bytes, at most {most} for this model")
+
+    def is_revoked(self, serial: int) -> bool:
+        """Whether the certificate with this serial number was revoked."""
+        return serial in self._revoked
 
     def handle(self, request: Request, route: object, arrival_stats: ArrivalStats, answer: Answer) -> None:
         """Have the request answered. Called by the leader, so slow work is passed to other threads."""

@@ -40,9 +40,18 @@ class Limits:
     http_header_bytes: int = 32_768
     http_body_bytes: int = 256 * 2**20
     http_bodies_bytes: int = 2**30
-    """Bodies of all requests that one server receives or answers at a time."""
+    """Bodies of all requests that one server receives or answers at a time, counted as they arrive."""
+    http_body_share_bytes: int = 256 * 2**20
+    """The part of them that one client may have: a certificate, or where there is none a user or an address. One body
+    of the largest size fits."""
+    http_body_step_bytes: int = 2 * 2**20
+    """A body is counted at most this far ahead of what has arrived: one huge page, which its first byte may occupy."""
     http_bytes_per_s: int = 1_000
     """Minimum rate of a body; a connection that transfers more slowly is closed."""
+    http_slow_bytes: int = 65_536
+    """As much of a body may be transferred at that rate; the rest must be faster."""
+    http_large_bytes_per_s: int = 10_000
+    """Minimum rate of the rest of a large body."""
     inference_json_bytes: int = 16 * 2**20
     """JSON part of an inference body; larger tensors travel as binary data."""
     inference_tensors: int = 256

@@ -23,6 +23,13 @@ class LoopServer(HttpServer):
         """Nothing is known of it."""
         return None
 
+    def check_head(self, asked: ParsedHead, route: object, peer: str | None) -> None:
+        """Every body is let in."""
+
+    def is_revoked(self, serial: int) -> bool:
+        """No certificate is."""
+        return False
+
     def handle(self, request: Request, route: object, habit: ArrivalStats, answer: Answer) -> None:
         """By whoever has time."""
         self.loop.run_in_thread(lambda: answer(call_handler(self._blocking, request)))

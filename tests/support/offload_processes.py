@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -61,11 +62,14 @@ def signed_release(folder: Path) -> Signed:
 class Serving:
     """`python -m edgesplit_offload.main` on a signed release; ended by leaving the block."""
 
-    def __init__(self, signed: Signed, *options: object) -> None:
+    def __init__(self, signed: Signed, *options: object, stderr: IO[str] | None = None) -> None:
         self.model = signed.model
         words = ["--releases", signed.releases, "--root", signed.root, "--port", 0, "--log", "warning", *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "edgesplit_offload.main", *map(str, words)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "edgesplit_offload.main", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         )
         assert self.process.stdout
         line = self.process.stdout.readline()

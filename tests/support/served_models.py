@@ -50,9 +50,10 @@ class Served:
         for name, release in self.models.items():
             self.engine.serve(name, release)
         self.endpoint = Endpoint(self.engine, dict)
-        self.servers = [Server(self.endpoint)]
+        check_head = self.endpoint.check_head
+        self.servers = [Server(self.endpoint, check_head=check_head)]
         if self.socket is not None:
-            self.servers.append(Server(self.endpoint, path=self.socket))
+            self.servers.append(Server(self.endpoint, path=self.socket, check_head=check_head))
         for server in self.servers:
             server.start()
         return self

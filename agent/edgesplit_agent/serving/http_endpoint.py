@@ -27,6 +27,7 @@ from edgesplit.http1.content_coding import (
     decode_body,
     encode_body,
 )
+from edgesplit.http1.head import Refused
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.lazy_import import lazy_import
 from edgesplit.observability import trace_context
@@ -50,6 +51,9 @@ _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?:
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")
 ALL_STATS_PATH = "/v2/models/stats"
 STATUS_PATH = "/edgesplit/status"
+MAX_CONTROL_BODY_BYTES = 2**20
+"""Longest body of a request that is no inference."""
+_ONLY_LOCAL = "only programs on this device may send requests (Host and Origin must be localhost)"
 TIMEOUT_S = 5.0
 """Timeout in seconds of the check that the endpoint answers."""
 
@@ -107,9 +111,7 @@ class Endpoint:
     def __call__(self, request: Request) -> Response:
         """Answer one request; EdgeErrors are converted into responses by the server."""
         if not is_local(request):
-            return error_response(
-                403, "only programs on this device may send requests (Host and Origin must be localhost)"
-            )
+            return error_response(403, _ONLY_LOCAL)
         try:
             match = _MODEL.fullmatch(request.path)
             if match is not None and request.path != ALL_STATS_PATH:
@@ -120,6 +122,19 @@ class Endpoint:
             return answer
         except UnknownCoding as error:
             return error_response(415, str(error), {"accept-encoding": ", ".join(DECODERS)})
+
+    def check_head(self, request: Request) -> None:
+        """Judge a request by its head, before its body is let in: raises Refused or NotFound. A body may be long only
+        where it is an inference for a model that runs here."""
+        if not is_local(request):
+            raise Refused(403, _ONLY_LOCAL)
+        match = _MODEL.fullmatch(request.path)
+        if match is not None and match["rest"] == "infer":
+            if request.method != "POST":
+                raise Refused(405, f"{request.method} is not for {request.path[:200]}")
+            self._release(match["model"], match["version"])
+        elif int(request.headers["content-length"]) > MAX_CONTROL_BODY_BYTES:
+            raise Refused(413, f"a body of more than {MAX_CONTROL_BODY_BYTES} bytes, which only an inference may have")
 
     def close(self) -> None:
         """Release the shared memory that clients registered."""

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
+from edgesplit.http1.admission import AdmittedConnection
 from edgesplit.http1.head import CONTINUE, ParsedHead, Refused
 from edgesplit.http1.server import Request, Response, refusal_response
 from edgesplit.http1.server_connection import HEAD, NEED_DATA, REQUEST, Part, PeerClosed, ServerConnection
+from edgesplit.limits import LIMITS
 from edgesplit_offload.frontend.event_loop import GONE, READABLE
 from edgesplit_offload.frontend.transport import PlainTransport, TlsTransport
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
@@ -31,11 +33,20 @@ class ConnectionOwner(Protocol):
     """Buffer for header blocks, shared by all connections because only the leader uses it."""
     is_stopping: bool
 
-    def begin(self, length: int) -> None:
-        """Count a request with a body of `length` bytes as running. Raises Refused or PeerClosed."""
+    def on_handshake(self, connection: HttpConnection) -> None:
+        """The handshake is complete: the peer has shown its certificate, if any. Raises Refused."""
         ...
 
-    def end(self, length: int) -> None:
+    def begin(self, connection: HttpConnection, parsed: ParsedHead, route: object) -> None:
+        """Judge a request by its head, before its body is let in, and count it as running. Raises Refused or
+        PeerClosed."""
+        ...
+
+    def on_body(self, connection: HttpConnection, received: int, length: int) -> None:
+        """`received` of the `length` bytes of a large body are here. Raises Refused."""
+        ...
+
+    def end(self, connection: HttpConnection) -> None:
         """A request counted by `begin` has finished."""
         ...
 
@@ -46,6 +57,10 @@ class ConnectionOwner(Protocol):
 
     def on_request(self, connection: HttpConnection, request: Request, route: object) -> None:
         """A complete request has arrived; `respond` must be called on the connection some time."""
+        ...
+
+    def on_refused(self, connection: HttpConnection, refusal: Refused) -> None:
+        """The peer was refused."""
         ...
 
     def on_closed(self, connection: HttpConnection) -> None:
@@ -60,22 +75,36 @@ class ConnectionOwner(Protocol):
 class HttpConnection:
     """One connection, from handshake to close."""
 
-    def __init__(self, owner: ConnectionOwner, sock: socket.socket, transport: PlainTransport | TlsTransport) -> None:
+    def __init__(
+        self, owner: ConnectionOwner, sock: socket.socket, transport: PlainTransport | TlsTransport, client: str
+    ) -> None:
+        """`client`: who it is counted for until its peer has shown a certificate."""
         self._owner = owner
         self._sock = sock
         self._transport = transport
         self._protocol = ServerConnection(owner.scratch, monotonic(), prepares_bodies=True)
         self.arrival_stats = ArrivalStats(sock.fileno())
+        self.admitted = AdmittedConnection(client, monotonic(), on_displaced=self.close)
         self._step: Callable[[], bool] = self._handshake
         self._is_readable = True
         self._routed: ParsedHead | None = None
         self._route: object = None
-        self._counted_bytes: int | None = None
+        self._is_counted = False
         self._unsent: list[Part] = []
         self._on_sent: Callable[[], None] | None = None
         self.is_peer_gone = False
         """Whether the peer has closed its side, so that the response would not be read."""
         self.is_closed = False
+
+    @property
+    def peer(self) -> str | None:
+        """Common name of the verified client certificate."""
+        return self._transport.peer
+
+    @property
+    def peer_serial(self) -> int | None:
+        """Serial number of that certificate."""
+        return self._transport.peer_serial
 
     def on_event(self, event: int = READABLE) -> None:
         """Event loop callback: `event` are epoll's flags for the socket."""
@@ -156,6 +185,7 @@ class HttpConnection:
             return False
         self._protocol.start(monotonic())
         self._step = self._read
+        self._owner.on_handshake(self)
         return True
 
     def _read(self) -> bool:
@@ -170,10 +200,11 @@ class HttpConnection:
                 assert parsed is not None
                 if parsed is not self._routed:
                     self._routed, self._route = parsed, owner.route(parsed)
-                owner.begin(parsed.length)
-                self._counted_bytes = parsed.length
+                owner.begin(self, parsed, self._route)
+                self._is_counted = True
             elif self._transport.send([CONTINUE]):
                 raise PeerClosed("the peer does not read its last answer")
+        self.admitted.is_receiving = False
         self._step = self._await_response
         assert self._routed is not None
         head, _, path, query, _ = self._routed
@@ -219,20 +250,24 @@ class HttpConnection:
         self._is_readable = count is not None and (self.is_peer_gone or not self._transport.is_drained)
         if count is None:
             return False
-        self._protocol.on_received(count, monotonic())
+        protocol = self._protocol
+        protocol.on_received(count, monotonic())
+        if protocol.is_in_body and (length := len(protocol.body)) > LIMITS.http_body_step_bytes:
+            self._owner.on_body(self, protocol.received_bytes, length)
         return True
 
     def _finish_request(self) -> None:
         """The request is finished, whether its response was sent or not."""
-        if self._counted_bytes is not None:
-            self._owner.end(self._counted_bytes)
-            self._counted_bytes = None
+        if self._is_counted:
+            self._is_counted = False
+            self._owner.end(self)
         after, self._on_sent = self._on_sent, None
         if after is not None:
             after()
 
     def _refuse(self, refusal: Refused) -> None:
         """Send the refusal, then receive for a while what the peer still sends."""
+        self._owner.on_refused(self, refusal)
         response = refusal_response(refusal)
         parts = self._protocol.encode_refusal(response.status, response.headers, response.body, monotonic())
         try:

@@ -15,6 +15,7 @@ from typing import Any
 
 from edgesplit.decoding import decode_json
 from edgesplit.errors import NotFound, UsageError
+from edgesplit.http1.head import Refused
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.statistics import StatisticsEntry
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
@@ -47,6 +48,9 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/v2/(?P<kind>system|cuda)sharedmemory/region/(?P<region>[^/]+)/register", "register"),
     ("POST", r"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/unregister", "unregister"),
 )
+_PATTERNS = tuple((method, re.compile(path), name) for method, path, name in _ROUTES)
+_CHANGES = ("load", "unload", "set_trace", "set_logging")
+_ONLY_OPERATORS = f"only a client with the certificate of {OPERATOR!r} may make changes here"
 Handler = Callable[[Request, Mapping[str, str]], Response]
 
 
@@ -61,7 +65,7 @@ class Management:
         self._peers = peers
         self._mutual = mutual
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
-            (method, re.compile(path), getattr(self, f"_{name}")) for method, path, name in _ROUTES
+            (method, pattern, getattr(self, f"_{name}")) for method, pattern, name in _PATTERNS
         ]
         self.answerers: Mapping[str, Callable[[Any], Any]] = {
             INDEX: lambda _: models.models(), LOAD: lambda model: models.model(model).half.load(),
@@ -81,6 +85,16 @@ class Management:
             methods.append(method)
         allowed = {"allow": ", ".join(methods)}
         return error_response(405, f"use {' or '.join(methods)} here", allowed) if methods else None
+
+    def check_head(self, method: str, path: str, peer: str | None) -> bool:
+        """Whether the path is one of these. Raises Refused for a method that it does not have (405), and for a change
+        by a client that is no operator (403)."""
+        matching = {route_method: name for route_method, pattern, name in _PATTERNS if pattern.fullmatch(path)}
+        if matching and method not in matching:
+            raise Refused(405, f"use {' or '.join(matching)} here")
+        if matching.get(method) in _CHANGES and self._mutual and peer != OPERATOR:
+            raise Refused(403, _ONLY_OPERATORS)
+        return bool(matching)
 
     # Models
 
@@ -176,7 +190,7 @@ class Management:
 
     def _refusal(self, request: Request) -> Response | None:
         if self._mutual and request.peer != OPERATOR:
-            return error_response(403, f"only a client with the certificate of {OPERATOR!r} may make changes here")
+            return error_response(403, _ONLY_OPERATORS)
         return None
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage, TrustError, UsageError
+from edgesplit.http1.admission import REVOKED
 from edgesplit.http1.server import Request
 from edgesplit.observability import metrics, trace_context
 from edgesplit.observability.phases import SERVER_TIMING, Timeline, format_server_timing
@@ -72,6 +73,13 @@ class MetricsRecorder:
     def on_refused(self) -> None:
         """Count a request that was refused before its content was looked at."""
         self.registry.count(metrics.OFFLOAD_REQUESTS, "", "", "refused")
+
+    def on_client_refused(self, certificate: str, reason: str) -> None:
+        """Count that a client was refused a connection or a request; `certificate` is the name in its certificate,
+        empty without one."""
+        self.registry.count(metrics.OFFLOAD_REFUSED, certificate, reason)
+        if reason == REVOKED:
+            self.on_refused()
 
     def finish(
         self, request: RequestMetrics, result: str, error: str = "", *, seconds: Mapping[str, float] | None = None

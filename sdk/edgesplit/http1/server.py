@@ -26,7 +26,16 @@ import msgspec
 
 from edgesplit import errors
 from edgesplit.errors import EdgeError
-from edgesplit.http1.head import CONTINUE, Refused, encode_head
+from edgesplit.http1.admission import (
+    CONNECTIONS,
+    DISPLACED,
+    AdmissionControl,
+    AdmittedConnection,
+    RefusalLog,
+    client_of,
+    reason_of,
+)
+from edgesplit.http1.head import CONTINUE, ParsedHead, Refused, encode_head
 from edgesplit.http1.listener import Listener
 from edgesplit.http1.peer import Peer
 from edgesplit.http1.server_connection import NEED_DATA, REQUEST, Event, Part, PeerClosed, ServerConnection, new_scratch
@@ -79,6 +88,8 @@ class Response(msgspec.Struct, frozen=True, eq=False):
 
 
 Handler = Callable[[Request], Response]
+HeadCheck = Callable[[Request], None]
+"""Judges a request by its head, before its body is let in: raises Refused or an EdgeError. Its `body` is empty."""
 
 
 def json_response(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
@@ -91,9 +102,14 @@ def error_response(status: int, text: str, headers: Mapping[str, str] | None = N
     return json_response(status, {"error": text}, headers)
 
 
+def status_of(error: EdgeError) -> int:
+    """The HTTP status for `error`."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
 def response_to(error: EdgeError) -> Response:
     """The error response for `error`; 429 and 503 carry a Retry-After header."""
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    status = status_of(error)
     later = {"retry-after": str(max(1, math.ceil(getattr(error, "retry_after_s", 0.0))))}
     return error_response(status, str(error), later if status in (429, 503) else None)
 
@@ -113,7 +129,8 @@ def call_handler(handler: Handler, request: Request) -> Response:
 def refusal_response(refusal: Refused) -> Response:
     """The response to a refused request."""
     log.info("refused a request (%d): %s", refusal.status, refusal)
-    return error_response(refusal.status, str(refusal), {"retry-after": "1"} if refusal.status == 503 else None)
+    later = {"retry-after": "1"} if refusal.status in (429, 503) else None
+    return error_response(refusal.status, str(refusal), later)
 
 
 def reject(sock: socket.socket, why: str, *, with_response: bool) -> None:
@@ -137,6 +154,11 @@ class _Connection:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._protocol = ServerConnection(new_scratch(), monotonic())
         self._peer = Peer(sock)
+        self.admitted = AdmittedConnection(
+            client_of(sock, self._peer, tls=self._tls), monotonic(), on_displaced=self.interrupt
+        )
+        self._judged: ParsedHead | None = None
+        """The last head that the handler's check let pass."""
         self.peer: str | None = None
         self.peer_serial: int | None = None
 
@@ -175,6 +197,8 @@ class _Connection:
             self._sock.settimeout(LIMITS.handshake_s)
             self._sock.do_handshake()
             self.peer, self.peer_serial = peer_identity(self._sock)
+            if self.peer is not None:
+                self._server.identify(self.admitted, self.peer)
             self._protocol.start(monotonic())
             return
         # Blocking calls with a kernel timeout: one call receives or sends a body, however many packets it takes.
@@ -198,19 +222,27 @@ class _Connection:
         assert protocol.parsed is not None
         head, length, path, query, _ = protocol.parsed
         response: Response | None = None
-        self._server.begin(length)
+        channel = None if self._tls else self._peer
+
+        def request(body: Part) -> Request:
+            return Request(
+                head.method, path, query, head.headers, body, self.peer, self.peer_serial, self._is_closed, channel
+            )  # fmt: skip
+
+        if length and protocol.parsed is not self._judged:  # a client repeats its head: judged once
+            self._server.check_head(request(b""))
+            self._judged = protocol.parsed
+        self._server.begin(self.admitted, length)
         try:
             while (event := protocol.next_event()) is not REQUEST:
                 if event is Event.CONTINUE:
                     self._send_all([CONTINUE], LIMITS.handshake_s)
                 else:
                     self._receive()
-            channel = None if self._tls else self._peer
-            request = Request(
-                head.method, path, query, head.headers, protocol.body, self.peer, self.peer_serial, self._is_closed,
-                channel,
-            )  # fmt: skip
-            response = self._server.answer(request)
+                    if length > LIMITS.http_body_step_bytes:
+                        self._server.receive(self.admitted, protocol.received_bytes, length)
+            self.admitted.is_receiving = False
+            response = self._server.answer(request(protocol.body))
             self._peer.drop_fds()
             now = monotonic()
             parts = protocol.encode_response(
@@ -219,7 +251,7 @@ class _Connection:
             self._send_all(parts, protocol.deadline - now)
             protocol.on_sent(monotonic())
         finally:
-            self._server.end(length)
+            self._server.end(self.admitted)
             if response is not None and response.after is not None:
                 response.after()
         return protocol.keep_alive
@@ -227,11 +259,12 @@ class _Connection:
     def _receive(self) -> None:
         """Receive some bytes. Raises PeerClosed or Refused once the time for them is over."""
         protocol = self._protocol
-        buffer = protocol.buffers()[0]
+        # A large body step by step: each step is counted before the next one is received.
+        buffer = protocol.buffers()[0][: LIMITS.http_body_step_bytes]
         while (remaining := protocol.deadline - monotonic()) > 0:
             self._limit_wait(remaining)
             try:
-                # Of a body, one call receives as much as there is room for, however many packets it takes.
+                # Of a body, one call receives as much as the buffer takes, however many packets it takes.
                 if protocol.is_in_body and not self._tls:
                     count = self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
                 else:
@@ -267,6 +300,7 @@ class _Connection:
 
     def _refuse(self, refusal: Refused) -> None:
         """Send the refusal, then receive for a while what the peer still sends."""
+        self._server.record_refusal(self.admitted, reason_of(refusal.status), str(refusal))
         response, now = refusal_response(refusal), monotonic()
         parts = self._protocol.encode_refusal(response.status, response.headers, response.body, now)
         try:
@@ -301,17 +335,19 @@ class Server:
         path: Path | None = None,
         mode: int = 0o600,
         group: str | None = None,
+        check_head: HeadCheck = lambda _: None,
     ) -> None:
         self._handler = handler
+        self._check_head = check_head
         self._on_closed = on_closed
         self._listener = Listener(self.admit, host=host, port=port, path=path, mode=mode, group=group)
         self._tls = tls
-        self._max_connections = max_connections
+        self._admission = AdmissionControl(max_connections)
+        self._refusals = RefusalLog()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._connections: dict[_Connection, threading.Thread] = {}
         self._running = 0
-        self._body_bytes = 0
         self._is_drained = False
         self.is_stopping = False
 
@@ -343,24 +379,47 @@ class Server:
         for thread in open_now.values():
             thread.join(max(0.1, deadline - monotonic()))
 
-    def begin(self, length: int = 0) -> None:
-        """Count a request with a body of `length` bytes as running until `end`. Raises Left once the server has
-        drained, and Refused (503) while the bodies in memory exceed their limit."""
+    def identify(self, connection: AdmittedConnection, certificate: str) -> None:
+        """Count the connection for the client whose certificate has this name. Raises Refused if it has too many."""
+        with self._lock:
+            displaced = self._admission.identify(connection, certificate)
+        self._displace(displaced)
+
+    def check_head(self, request: Request) -> None:
+        """Judge a request whose body has not been received. Raises Refused."""
+        try:
+            self._check_head(request)
+        except EdgeError as error:
+            raise Refused(status_of(error), str(error)) from error
+
+    def begin(self, connection: AdmittedConnection, length: int) -> None:
+        """Count a request with a body of `length` bytes as running until `end`. Raises PeerClosed once the server has
+        drained, and Refused (429, 503) while the client's or all bodies in memory exceed their limit."""
         with self._lock:
             if self._is_drained:
                 raise PeerClosed("the server is stopping")
-            if self._body_bytes and self._body_bytes + length > LIMITS.http_bodies_bytes:
-                raise Refused(503, f"requests of {self._body_bytes} bytes are received or answered: retry later")
+            displaced = self._admission.begin(connection, length)
             self._running += 1
-            self._body_bytes += length
+        self._displace(displaced)
 
-    def end(self, length: int = 0) -> None:
+    def receive(self, connection: AdmittedConnection, received: int, length: int) -> None:
+        """Count the bytes of a large body as they arrive. Raises Refused (429, 503) if there is no room for more."""
+        with self._lock:
+            displaced = self._admission.receive(connection, received, length)
+        self._displace(displaced)
+
+    def end(self, connection: AdmittedConnection) -> None:
         """A request counted by `begin` has finished."""
         with self._lock:
             self._running -= 1
-            self._body_bytes -= length
+            self._admission.finish(connection, monotonic())
             if self.is_stopping:  # only `stop` waits for this condition
                 self._changed.notify_all()
+
+    def record_refusal(self, connection: AdmittedConnection, reason: str, text: str) -> None:
+        """Log that the connection's client was refused something."""
+        with self._lock:
+            self._refusals.record(connection.client, reason, text, monotonic())
 
     def answer(self, request: Request) -> Response:
         """Call the handler; an exception becomes an error response."""
@@ -369,26 +428,37 @@ class Server:
     def admit(self, sock: socket.socket) -> None:
         """Serve an accepted connection in a thread of its own, or reject it if there are too many. `on_closed` is
         called when it has ended. The connection may have been accepted by another process."""
-        with self._changed:
-            has_room = len(self._connections) < self._max_connections
-        if self.is_stopping or not has_room:
-            self._reject(sock)
-            self._on_closed()
-            return
         try:
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             connection = _Connection(self, sock)
+        except OSError as error:  # the peer has disconnected already
+            log.warning("cannot serve a connection: %s", error)
+            sock.close()
+            self._on_closed()
+            return
+        if self.is_stopping:
+            self._reject(sock, "the server is stopping")
+            return
+        try:
+            with self._changed:
+                displaced = self._admission.admit(connection.admitted)
+        except Refused as refusal:
+            self.record_refusal(connection.admitted, CONNECTIONS, str(refusal))
+            self._reject(sock, str(refusal))
+            return
+        self._displace(displaced)
+        try:
             thread = threading.Thread(target=self._run, args=(connection,), name="http-connection", daemon=True)
             with self._changed:
                 self._connections[connection] = thread
             thread.start()
-        except (OSError, RuntimeError) as error:  # the peer has disconnected already, or no thread can be started
+        except RuntimeError as error:  # no thread can be started
             log.warning("cannot serve a connection: %s", error)
             sock.close()
             with self._changed:
-                alive = {other: thread for other, thread in self._connections.items() if thread.is_alive()}
-                self._connections = alive
+                self._connections.pop(connection, None)
+                self._admission.remove(connection.admitted)
             self._on_closed()
 
     def _run(self, connection: _Connection) -> None:
@@ -397,11 +467,17 @@ class Server:
         finally:
             with self._changed:
                 self._connections.pop(connection, None)
+                self._admission.remove(connection.admitted)
                 self._changed.notify_all()
             self._on_closed()
 
-    def _reject(self, sock: socket.socket) -> None:
+    def _displace(self, displaced: AdmittedConnection | None) -> None:
+        """Close the connection that gives way, if any."""
+        if displaced is not None:
+            self.record_refusal(displaced, DISPLACED, "its connection gave way to another client's request")
+            displaced.on_displaced()
+
+    def _reject(self, sock: socket.socket, why: str) -> None:
         """Reject a connection because there is no room, or the server is stopping."""
-        why = "the server is stopping" if self.is_stopping else "too many connections"
-        log.warning("%s, at most %d: rejected one", why, self._max_connections)
         reject(sock, why, with_response=self._tls is None)
+        self._on_closed()

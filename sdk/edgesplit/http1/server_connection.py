@@ -21,7 +21,8 @@ SCRATCH_BYTES = 16_384
 """Bytes received at once while a header block is expected: small requests arrive whole."""
 LINGER_S = 1.0
 """How long input of a refused peer is still received, so that the refusal is not lost to a connection reset."""
-_LINGER_BYTES = 32 * LIMITS.http_header_bytes
+_LINGER_BYTES = 16 * 2**20
+"""Most input of a refused peer that is received and dropped: a request is refused at its head, and its body comes."""
 _PREPARED_BYTES = 1 << 20
 """Largest body for which memory is allocated before its header block has arrived, because the previous request was
 alike."""
@@ -64,7 +65,14 @@ _HEAD, _REPEATED, _ACCEPTED, _BODY, _ANSWER, _REFUSED = _State
 
 def transfer_s(length: int) -> float:
     """Seconds within which `length` bytes must be received or sent."""
-    return LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
+    slow = min(length, LIMITS.http_slow_bytes)
+    return LIMITS.handshake_s + slow / LIMITS.http_bytes_per_s + (length - slow) / LIMITS.http_large_bytes_per_s
+
+
+def progress_bytes(received: int) -> int:
+    """Bytes that must arrive within `LIMITS.handshake_s`, after the first `received` of a body."""
+    is_slow = received < LIMITS.http_slow_bytes
+    return int((LIMITS.http_bytes_per_s if is_slow else LIMITS.http_large_bytes_per_s) * LIMITS.handshake_s)
 
 
 def new_scratch() -> memoryview:
@@ -92,6 +100,10 @@ class ServerConnection:
         self.body: memoryview | bytes = b""
         self._received_bytes = 0
         self._received_at = now
+        self._has_head_begun = False
+        """Whether a byte of the next header block is here; blank lines before it are none."""
+        self._progress_at = 0
+        """Bytes of the body whose arrival extends the deadline."""
         self._body_s = 0.0
         self._body_deadline = math.inf
         self.deadline = now + LIMITS.handshake_s
@@ -102,6 +114,11 @@ class ServerConnection:
     def is_in_body(self) -> bool:
         """Whether the body of a request is being received."""
         return self._state is _BODY
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the current body that have arrived."""
+        return self._received_bytes
 
     def start(self, now: float) -> None:
         """Expect the first request, after the handshake."""
@@ -123,20 +140,23 @@ class ServerConnection:
             raise PeerClosed("closed by the peer")
         self._received_at = now
         if self._state is _HEAD:
-            if not self._buffered:
-                self.deadline = now + LIMITS.handshake_s
-                if self._expects_repeat:
-                    self._receive_repeated(count)
-                    return
-            self._buffered += self._scratch[:count]
+            if self._expects_repeat and not self._buffered:
+                self._receive_repeated(count)
+            else:
+                self._buffered += self._scratch[:count]
+            if self._state is _HEAD and not self._has_head_begun and self._drop_blank_lines():
+                self._has_head_begun, self.deadline = True, now + LIMITS.handshake_s
         elif self._state is _BODY:
             received, length = self._received_bytes + count, len(self.body)
             if received > length:
                 self._buffered += self._scratch[: received - length]
                 received = length
             self._received_bytes = received
-            # Progress extends the deadline, up to that of the whole body.
-            self.deadline = min(self._body_deadline, now + LIMITS.handshake_s)
+            # Progress at the minimum rate extends the deadline, up to that of the whole body. A byte now and then does
+            # not: most of a large body may have come fast, and the rest would hold its memory for hours.
+            if received >= self._progress_at:
+                self._progress_at = received + progress_bytes(received)
+                self.deadline = min(self._body_deadline, now + LIMITS.handshake_s)
         else:
             self._received_bytes += count
             if self._received_bytes > _LINGER_BYTES:
@@ -165,7 +185,7 @@ class ServerConnection:
         if self._state is _BODY:
             progress = f"{self._received_bytes} of {len(self.body)} bytes"
             raise Refused(408, f"the body came too slowly: {progress}")
-        if self._state is _HEAD and self._buffered:
+        if self._state is _HEAD and self._has_head_begun:
             raise Refused(408, "the header block took too long")
         raise PeerClosed("idle, or too slow")
 
@@ -185,7 +205,8 @@ class ServerConnection:
     def on_sent(self, now: float) -> bool:
         """The response was sent, and the next request may come; True if bytes of it are here."""
         self._state, self._received_at = _HEAD, now
-        self.deadline = now + (LIMITS.handshake_s if self._buffered else LIMITS.idle_connection_s)
+        self._has_head_begun = self._drop_blank_lines()
+        self.deadline = now + (LIMITS.handshake_s if self._has_head_begun else LIMITS.idle_connection_s)
         return bool(self._buffered)
 
     def encode_refusal(self, status: int, headers: Mapping[str, str], body: Sequence[Part], now: float) -> list[Part]:
@@ -199,9 +220,7 @@ class ServerConnection:
     def _take_head(self) -> bool:
         """Take the next header block from the buffered bytes; False if it is incomplete."""
         buffered = self._buffered
-        while buffered[:2] == b"\r\n":  # RFC 9112 2.2: empty lines before a request are ignored
-            del buffered[:2]
-            self._searched = 0
+        self._drop_blank_lines()
         end = buffered.find(END, self._searched) + len(END)
         if end < len(END) and len(buffered) <= LIMITS.http_header_bytes:
             self._searched = max(0, len(buffered) - len(END))
@@ -221,6 +240,15 @@ class ServerConnection:
             )  # fmt: skip
         self._state = _ACCEPTED
         return True
+
+    def _drop_blank_lines(self) -> bool:
+        """Drop the empty lines before a request (RFC 9112 2.2); whether a byte of its header block is here. They extend
+        no deadline: a peer that sends nothing else is idle."""
+        buffered = self._buffered
+        while buffered[:2] == b"\r\n":
+            del buffered[:2]
+            self._searched = 0
+        return bool(buffered) and buffered != b"\r"
 
     def _begin_body(self) -> Event:
         """Begin the body with what of it is here."""
@@ -252,5 +280,6 @@ class ServerConnection:
     def _expect_body(self, state: _State, received: int) -> None:
         """Expect the rest of the body, of which `received` bytes are here."""
         self._state, self._received_bytes = state, received
+        self._progress_at = received + progress_bytes(received)
         self._body_deadline = self._received_at + self._body_s
         self.deadline = self._received_at + LIMITS.handshake_s

@@ -124,6 +124,12 @@ OFFLOAD_BATCH = _histogram("edgesplit_offload_batch_size", "model", bounds=BATCH
 OFFLOAD_RECEIVED = _counter("edgesplit_offload_received_bytes_total", "model", help=
     "Bytes of request bodies, as received.")
 OFFLOAD_SENT = _counter("edgesplit_offload_sent_bytes_total", "model", help="Bytes of answer bodies.")
+OFFLOAD_REFUSED = _counter("edgesplit_offload_refused_total", "client", "reason", help=
+    "Connections and requests refused before they were let in, or closed for it. client: the name in the certificate "
+    "(a device), empty without one; the log has the address. reason: connections (its share of them is used up), "
+    "displaced (its connection gave way to another), bytes (its share of the bytes of bodies is used up), full (the "
+    "server's bytes are), slow (header block or body), revoked, forbidden (the route is not this client's, or does not "
+    "exist), malformed.")
 OFFLOAD_RUNNING = _gauge("edgesplit_offload_running", help="Requests that are running now.")
 OFFLOAD_WAITING = _gauge("edgesplit_offload_waiting", help="Requests in the queue now.")
 OFFLOAD_LOAD = _gauge("edgesplit_offload_load_factor", aggregation="max", help=

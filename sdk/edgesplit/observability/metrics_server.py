@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgesplit.errors import NotFound
+from edgesplit.http1.head import Refused
 from edgesplit.http1.server import Request, Response, Server, error_response
 from edgesplit.observability.prometheus import METRICS_PATH, is_scrape
 
@@ -25,4 +26,9 @@ def make_metrics_server(address: tuple[str, int], render_page: Callable[[], Resp
             return error_response(405, "only GET and HEAD are supported", {"allow": "GET, HEAD"})
         raise NotFound(f"only {METRICS_PATH} is served here")
 
-    return Server(answer, host=address[0], port=address[1], max_connections=MAX_CONNECTIONS)
+    def refuse_body(request: Request) -> None:
+        raise Refused(413, "no request here has a body")
+
+    return Server(
+        answer, host=address[0], port=address[1], max_connections=MAX_CONNECTIONS, check_head=refuse_body
+    )  # fmt: skip

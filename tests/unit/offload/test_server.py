@@ -252,7 +252,7 @@ def test_bytes_of_concurrent_bodies_are_bounded(
     serving: Callable[..., OffloadServer], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of one server together: beyond that 503 with Retry-After before a byte of it is read; then there is room."""
-    monkeypatch.setattr("edgesplit_offload.frontend.server.LIMITS", replace(LIMITS, http_bodies_bytes=10_000))
+    monkeypatch.setattr("edgesplit.http1.admission.LIMITS", replace(LIMITS, http_bodies_bytes=10_000))
     server = serving(runtime=gate)
     gate.leave.clear()
     first = threading.Thread(target=ask, args=(server,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import logging
@@ -339,27 +340,115 @@ def test_stop_lets_running_requests_finish(kind: Kind) -> None:
     busy.close()
 
 
-def test_connections_are_bounded(kind: Kind) -> None:
-    """One too many gets 503 at once, and there is room again when another has closed."""
-    server = kind(lambda _: Response(200, {}, [b"in"]), max_connections=2)
+def opened(server: AnyServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+
+
+def test_idle_connections_no_longer_lock_others_out(kind: Kind) -> None:
+    """When the connections are used up, the one that has been silent longest is closed for a new one; the others
+    stay."""
+    server = kind(lambda _: Response(200, {}, [b"in"]), max_connections=4)
     server.start()
     text = b"GET / HTTP/1.1\r\n\r\n"
-    inside = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in range(2)]
-    for sock in inside:
+    inside = []
+    for _ in range(5):
+        inside.append(opened(server))
+        inside[-1].sendall(text)
+        assert inside[-1].recv(1_000).startswith(b"HTTP/1.1 200")
+    share = 2
+    for gone in inside[:-share]:
+        assert gone.recv(1_000) == b""
+    for sock in inside[-share:]:
         sock.sendall(text)
         assert sock.recv(1_000).startswith(b"HTTP/1.1 200")
-    assert statuses(raw(server)) == [503]
-    inside[0].close()
-    answer = b""
-    while not answer.startswith(b"HTTP/1.1 200"):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
-            try:
-                sock.sendall(text)
-                answer = sock.recv(1_000)
-            except ConnectionError:
-                continue
-    inside[1].close()
+    for sock in inside:
+        sock.close()
     server.stop()
+
+
+def test_busy_connections_are_bounded(kind: Kind) -> None:
+    """One whose request is being answered does not give way: a client with its share of those gets 503 at once, and
+    there is room again when one was answered."""
+    arrived, leave = threading.Semaphore(0), threading.Event()
+
+    def wait(_: Request) -> Response:
+        arrived.release()
+        assert leave.wait(PATIENCE_S)
+        return Response(200, {}, [b"in"])
+
+    server = kind(wait, max_connections=4)
+    server.start()
+    inside = [opened(server) for _ in range(2)]
+    for sock in inside:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert arrived.acquire(timeout=PATIENCE_S)
+    assert statuses(raw(server)) == [503]
+    leave.set()
+    for sock in inside:
+        assert sock.recv(1_000).startswith(b"HTTP/1.1 200")
+    assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
+    for sock in inside:
+        sock.close()
+    server.stop()
+
+
+def test_declared_lengths_stopped_the_server_for_everybody(server: AnyServer) -> None:
+    """Bodies count as they arrive: sixteen sockets that declare 256 MiB each, and send a byte now and then, leave room
+    for everybody else, and are as much work to keep open as they are."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(opened(server)) for _ in range(16)]
+        for sock in held:
+            sock.sendall(b"POST /x HTTP/1.1\r\nContent-Length: %d\r\n\r\n." % LIMITS.http_body_bytes)
+        for _ in range(3):
+            for sock in held:
+                sock.sendall(b"x")
+            answer = raw(server, b"POST /blob HTTP/1.1\r\nContent-Length: 3000000\r\nConnection: close\r\n\r\n",
+                         bytes(3_000_000))  # fmt: skip
+            assert statuses(answer) == [200]
+
+
+def test_bytes_that_arrived_are_bounded_by_client(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its share a client gets 429, in the middle of a body too; when its answers are out, there is room."""
+    tight = dataclasses.replace(LIMITS, http_body_share_bytes=5_000_000, http_body_step_bytes=1_000_000)
+    for name in ("edgesplit.http1.admission", "edgesplit.http1.server", "edgesplit_offload.frontend.connection"):
+        monkeypatch.setattr(f"{name}.LIMITS", tight)
+    server = kind(mirror)
+    server.start()
+    head = b"POST /blob HTTP/1.1\r\nContent-Length: 4000000\r\nConnection: close\r\n\r\n"
+    with opened(server) as first:
+        first.sendall(head + bytes(3_500_000))
+        eventually("it has arrived", lambda: server._admission._body_bytes == 4_000_000)
+        refused = raw(server, head + bytes(2_500_000))
+        assert statuses(refused) == [429]
+        assert b"retry-after" in refused and b"4000000 bytes here" in refused
+        first.sendall(bytes(500_000))
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+    eventually("there is room", lambda: server._admission._body_bytes == 0)
+    assert statuses(raw(server, head, bytes(4_000_000))) == [200]
+    server.stop()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("drip", [b"\r\n", b"x"], ids=["blank lines", "a body"])
+def test_a_byte_now_and_then_kept_a_connection_open(server: AnyServer, drip: bytes) -> None:
+    """Blank lines before a request are no activity, and a body comes at the minimum rate."""
+    with opened(server) as sock:
+        if drip == b"x":
+            sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 99999\r\n\r\n")
+        sock.settimeout(0.02)
+        answer = None
+        for _ in range(1_000):
+            try:
+                sock.sendall(drip)
+                answer = sock.recv(1_000)
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                answer = b""
+                break
+        assert answer is not None
+        assert statuses(answer) == ([408] if drip == b"x" else [])
 
 
 def test_taken_port_is_a_usage_error(kind: Kind, server: AnyServer) -> None:

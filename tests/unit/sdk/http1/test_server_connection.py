@@ -176,8 +176,8 @@ def test_repeated_head_is_not_parsed_again() -> None:
 
 
 def test_each_wait_has_a_deadline() -> None:
-    """An idle connection is closed; a request that is too slow is refused with the reason; progress of a body extends
-    its deadline, up to that of the whole body."""
+    """An idle connection is closed; a request that is too slow is refused with the reason; progress of a body at the
+    minimum rate extends its deadline, up to that of the whole body."""
     driver = Driver()
     connection = driver.connection
     assert connection.deadline == LIMITS.idle_connection_s
@@ -191,14 +191,64 @@ def test_each_wait_has_a_deadline() -> None:
     assert refused.value.status == 408
     driver.receive(LARGE[20:100], 3.0)
     assert connection.deadline == 3.0 + LIMITS.handshake_s
+    driver.receive(LARGE[100:200], 4.0)
+    assert connection.deadline == 3.0 + LIMITS.handshake_s, "too few bytes for an extension"
     late = 3.0 + transfer_s(40_000) - 0.1
-    driver.receive(LARGE[100:200], late)
+    driver.receive(LARGE[200:20_000], late)
     assert connection.deadline == 3.0 + transfer_s(40_000)
     with pytest.raises(Refused, match="of 40000 bytes") as refused:
         connection.on_timeout()
     assert refused.value.status == 408
-    driver.receive(LARGE[200:] + GET[:5], late)
+    driver.receive(LARGE[20_000:] + GET[:5], late)
     assert connection.deadline == late + LIMITS.handshake_s, "bytes of the next request are here"
+
+
+@pytest.mark.parametrize("prepares_bodies", [False, True])
+@pytest.mark.parametrize("blank", [b"\r\n", b"\r", b"\r\n\r\n\r"])
+def test_blank_lines_kept_an_idle_connection_open_for_ever(blank: bytes, prepares_bodies: bool) -> None:
+    """Empty lines before a request are ignored, and extend no deadline, before the first request and after one."""
+    driver = Driver(prepares_bodies=prepares_bodies)
+    for requests in range(2):
+        began = 1_000.0 * requests
+        if requests:
+            driver.receive(POST, began)
+        idle = began + LIMITS.idle_connection_s
+        assert driver.connection.deadline == idle
+        driver.receive(blank, began + 8.0)
+        assert driver.connection.deadline == idle
+        with pytest.raises(PeerClosed):
+            driver.connection.on_timeout()
+        driver.receive(b"\n" if blank.endswith(b"\r") else b"", began + 9.0)
+        assert driver.connection.deadline == idle
+    driver.receive(b"\r\n" + POST[:4], 1_010.0)
+    assert driver.connection.deadline == 1_010.0 + LIMITS.handshake_s
+    driver.receive(POST[4:], 1_011.0)
+    assert [event[1] for event in driver.out if isinstance(event, tuple)] == ["/a", "/a"]
+
+
+def test_a_large_body_that_came_fast_and_then_dripped_was_held_for_hours() -> None:
+    """However much of it is here: what is missing comes at the minimum rate of large bodies, or the peer is refused."""
+    length = LIMITS.http_body_bytes
+    driver = Driver()
+    driver.receive(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % length)
+    connection = driver.connection
+    size = length - 1_000_000
+    connection.on_received(size, 5.0)
+    assert connection.deadline == 5.0 + LIMITS.handshake_s
+    step = int(LIMITS.http_large_bytes_per_s * LIMITS.handshake_s)
+    connection.on_received(step - 1, 14.0)
+    assert connection.deadline == 5.0 + LIMITS.handshake_s, "a byte too few"
+    with pytest.raises(Refused, match="too slowly") as refused:
+        connection.on_timeout()
+    assert refused.value.status == 408
+    connection.on_received(1, 14.5)
+    assert connection.deadline == 14.5 + LIMITS.handshake_s
+
+
+def test_time_for_a_body_follows_its_length() -> None:
+    """A small body may come at 1 kB/s; the largest has less than eight hours, where it had three days."""
+    assert transfer_s(10_000) == LIMITS.handshake_s + 10.0
+    assert transfer_s(LIMITS.http_body_bytes) < 8 * 3600
 
 
 def test_refused_peer_is_read_from_for_a_bounded_time() -> None:

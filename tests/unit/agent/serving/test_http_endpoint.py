@@ -1,0 +1,91 @@
+"""The local endpoint over real sockets, before programs on the device that take what they can."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgesplit.client.client import Client
+from edgesplit.errors import NotFound
+from edgesplit.http1.server import Server
+from edgesplit.limits import LIMITS
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint
+from support.agent_engine import EXPECTED, INPUT, LOCAL, active
+
+PATIENCE_S = 20.0
+DECLARED = b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n."
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def server(request: pytest.FixtureRequest, socket_folder: Path) -> Iterator[Server]:
+    """An agent's endpoint, on TCP and on its Unix socket."""
+    engine = Engine("pi4", None)
+    engine.serve("tiny", active(LOCAL))
+    endpoint = Endpoint(engine, dict)
+    path = socket_folder / "a.sock" if request.param == "unix" else None
+    running = Server(endpoint, path=path, check_head=endpoint.check_head)
+    running.start()
+    yield running
+    running.stop(0.5)
+    engine.stop()
+    endpoint.close()
+
+
+def opened(server: Server) -> socket.socket:
+    if server.url.startswith("unix://"):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(server.url.removeprefix("unix://"))
+    else:
+        sock = socket.create_connection(("127.0.0.1", server.port))
+    sock.settimeout(PATIENCE_S)
+    return sock
+
+
+def test_four_declared_lengths_stopped_the_endpoint_for_every_application(server: Server) -> None:
+    """Sixteen sockets that declare 256 MiB each, of the same user even: every inference is answered."""
+    with ExitStack() as stack, Client(server.url) as client:
+        for _ in range(16):
+            stack.enter_context(opened(server)).sendall(DECLARED % LIMITS.http_body_bytes)
+        for _ in range(5):
+            answer = client.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
+            assert np.array_equal(answer.outputs["y"], EXPECTED)
+
+
+def test_idle_connections_locked_every_application_out(server: Server) -> None:
+    """Three hundred that say nothing: the oldest give way."""
+    with ExitStack() as stack, Client(server.url) as client:
+        for _ in range(300):
+            stack.enter_context(opened(server))
+        answer = client.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
+        assert np.array_equal(answer.outputs["y"], EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "status"),
+    [
+        (b"POST /v2/models/huge/infer", b"localhost", 404),
+        (b"PUT /v2/models/tiny/infer", b"localhost", 405),
+        (b"POST /v2/repository/index", b"localhost", 413),
+        (b"POST /nothing", b"localhost", 413),
+        (b"POST /v2/models/tiny/infer\r\nOrigin: https://evil.example", b"localhost", 403),
+    ],
+)
+def test_a_body_is_refused_by_its_head(server: Server, line: bytes, host: bytes, status: int) -> None:
+    """Model, method, origin and length are judged before a byte of the body is sent."""
+    start, _, more = line.partition(b"\r\n")
+    head = [start + b" HTTP/1.1", b"Host: " + host, *([more] if more else []), b"Content-Length: 99999999", b"", b""]
+    with opened(server) as sock:
+        sock.sendall(b"\r\n".join(head))
+        assert sock.recv(65_536).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_a_large_input_for_a_model_that_is_not_here_gets_the_reason(server: Server) -> None:
+    """The refusal reaches a client that is still sending."""
+    with Client(server.url) as client, pytest.raises(NotFound, match="no model huge runs here"):
+        client.infer("huge", {"x": np.zeros((1, 1_500_000), np.float32)}, deadline_s=PATIENCE_S)
