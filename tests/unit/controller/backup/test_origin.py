@@ -189,13 +189,12 @@ def test_a_viewer_made_admin_in_a_backup_without_keys_is_refused(world: World) -
         with pytest.raises(TrustError, match=r"not signed|another controller"):
             world.restore()
     assert b'"viewer"' in real
-    head_end = len(MAGIC) + 4 + struct.unpack(">I", real[len(MAGIC) : len(MAGIC) + 4])[0]
     world.forge(promoted(members), signing_key=load_or_make_signing_key(world.data))
     forged = world.file.read_bytes()
     world.file.write_bytes(forged[:-SIGNATURE_BYTES] + real[-SIGNATURE_BYTES:])
     with pytest.raises(TrustError, match="signature is wrong"):
         world.restore()
-    assert head_end < len(real) and not (world.back / "controller.db").exists()
+    assert not (world.back / "controller.db").exists()
     world.file.write_bytes(real)
     assert world.restore().origin == "signature"
     assert ("vic", "viewer") in world.operators()
