@@ -13,6 +13,9 @@ SLICE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin", "operator"})
 """Identities and topic levels of edgesplit itself, which no device may have as its name."""
+WORDS = frozenset({"none"})
+"""Words of commands that stand where a device's name may stand. No device gets one as its name; one that has it from
+before keeps it."""
 
 
 def device_name(raw: str) -> str:
@@ -23,6 +26,13 @@ def device_name(raw: str) -> str:
             f"(lower-case letters, digits and '-', at most 63, none of {sorted(RESERVED)})"
         )
     return raw
+
+
+def new_device_name(raw: str) -> str:
+    """Return `raw` if a device may be given this name; UsageError otherwise."""
+    if raw in WORDS:
+        raise UsageError(f"{raw!r} is a word of the commands and cannot be the name of a device: choose another")
+    return device_name(raw)
 
 
 def gateway_host(device: str) -> str:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,8 +19,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, inspect
 
+from edgesplit.errors import TrustError
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, Telemetry
+from edgesplit_controller.backup.envelope import BackupKey, make_recipient
+from edgesplit_controller.backup.restore import restore
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Model
@@ -38,6 +42,26 @@ Database(sys.argv[1]).close()
 with create_engine(sys.argv[1]).begin() as connection:
     connection.execute(text("INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings,"
         " shown, created) VALUES ('digits', 1, 'a', 'b', 20, '', '{}', '{}', 1.5)"))
+"""
+BACKUPS_OF_BEFORE = """
+import sys
+from pathlib import Path
+from edgesplit_controller.backup.create import make_backup
+from edgesplit_controller.backup.envelope import BackupKey, parse_recipient
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.tuf.repository import Repository
+folder = Path(sys.argv[1])
+data = folder / "data"
+Authority(data / "keys")
+Repository(data / "tuf")
+(data / "operator.token").write_text("op_old")
+url = f"sqlite:///{data / 'controller.db'}"
+Database(url).close()
+public = parse_recipient(sys.argv[2])
+openers = {"passphrase": BackupKey("correct horse"), "key": BackupKey(recipient=public), "nothing": BackupKey()}
+for kind, key in openers.items():
+    make_backup(data, url, folder / f"{kind}.backup", key, keys=kind != "nothing", blobs=True, now=5.0, scrypt_n=2)
 """
 
 
@@ -162,3 +186,28 @@ def test_the_database_of_the_version_before_opens_with_its_rows(before: Path, tm
     engine = create_engine(url)
     assert "telemetry" in inspect(engine).get_table_names()
     engine.dispose()
+
+
+def test_backups_of_the_version_before_are_restored(before: Path, tmp_path: Path) -> None:
+    """One that a passphrase opens restores by its passphrase; the others only with the explicit option. The owner's
+    token does not come back."""
+    path = os.pathsep.join(str(before / room) for room in ROOMS)
+    public = make_recipient(tmp_path / "other.pem")
+    command = [sys.executable, "-c", BACKUPS_OF_BEFORE, str(tmp_path), public]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path}, timeout=120)
+    data = tmp_path / "data"
+    for kind, key, keys in (
+        ("passphrase", BackupKey("correct horse"), True), ("key", BackupKey(key_file=tmp_path / "other.pem"), True),
+        ("nothing", BackupKey(), False),
+    ):  # fmt: skip
+        back, file = tmp_path / f"back-{kind}", tmp_path / f"{kind}.backup"
+        if not keys:
+            shutil.copytree(data / "keys", back / "keys")
+            shutil.copytree(data / "tuf" / "keys", back / "tuf" / "keys")
+        if kind != "passphrase":
+            with pytest.raises(TrustError, match=r"not signed.*--unverified"):
+                restore(file, back, key, database_url="", now=1.0)
+        restored = restore(file, back, key, database_url="", now=1.0, unverified=kind != "passphrase")
+        assert restored.origin == ("passphrase" if kind == "passphrase" else "unverified")
+        assert (back / "keys" / "ca.key").is_file() and not (back / "operator.token").exists()
+        Database(f"sqlite:///{back / 'controller.db'}").close()

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
+from edgesplit.controller_client import credentials
+from edgesplit_controller.fleet.live_events import MAX_FOLLOWERS_OF_ONE
 from edgesplit_controller.storage.tables.core import Device
+from edgesplit_controller.storage.tables.operators import OperatorRow
 from support.controller_process import PATIENCE_S
 from support.dashboard_server import Dashboard
 from support.postgres import Postgres
 
 FOLLOWERS = 8
 """New connections, of which each is taken by any process."""
+MAX_TOLD = 60
+"""Events that a stream may tell after its reader's access ended, before the test gives up."""
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +40,18 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> I
 class Follower:
     """One page's stream, on a connection of its own."""
 
-    def __init__(self, dashboard: Dashboard) -> None:
+    def __init__(
+        self, dashboard: Dashboard, headers: dict[str, str] | None = None, context: ssl.SSLContext | None = None
+    ) -> None:
         host, port = dashboard.url.removeprefix("https://").split(":")
-        context = dashboard.up.shown("operator").client_context()
+        context = context or dashboard.up.shown("operator").client_context()
         self.connection = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
         token = (dashboard.up.data / "operator.token").read_text().strip()
-        self.connection.request("GET", "/v1/events/stream", headers={"Authorization": f"Bearer {token}"})
+        self.connection.request(
+            "GET", "/v1/events/stream", headers=headers or {"Authorization": f"Bearer {token}"}
+        )  # fmt: skip
         self.answer = self.connection.getresponse()
-        assert self.answer.status == 200
+        assert self.answer.status == 200, self.answer.status
         self.hears("hello", "")
 
     def hears(self, kind: str, subject: str) -> None:
@@ -54,6 +64,13 @@ class Follower:
                 told = json.loads(line.removeprefix("data:"))
                 if subject in ("", told.get("subject")):
                     return
+
+    def is_ended(self) -> bool:
+        """Whether the stream ends instead of telling one more event."""
+        while line := self.answer.readline():
+            if line.startswith(b"data:"):
+                return False
+        return True
 
 
 def test_a_page_shows_changes_made_by_any_process(dashboard: Dashboard) -> None:
@@ -68,6 +85,67 @@ def test_a_page_shows_changes_made_by_any_process(dashboard: Dashboard) -> None:
     for follower in followers:
         follower.hears("rollout", str(dashboard.deployment))
         follower.connection.close()
+
+
+def events_until_the_end(dashboard: Dashboard, follower: Follower) -> int:
+    """The number of events that the stream still tells, while something changes before each."""
+    for told in range(MAX_TOLD):
+        with dashboard.database.write() as session:
+            session.execute(update(Device).where(Device.name == dashboard.names[3]).values(link=f"link {told}"))
+        if follower.is_ended():
+            return told
+    raise AssertionError(f"{MAX_TOLD} events were told after the end")
+
+
+def test_a_stream_ends_with_the_session_though_devices_report(dashboard: Dashboard) -> None:
+    """After logout, through whichever process, a stream that always has something to tell ends."""
+    code = dashboard.up.ok("POST", "/v1/session/codes")["code"]
+    host, port = dashboard.url.removeprefix("https://").split(":")
+    context = dashboard.up.shown("operator").client_context()
+    connection = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
+    connection.request("POST", "/v1/session", json.dumps({"code": code}), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    csrf = json.loads(answer.read())["csrf"]
+    cookie = {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+    streams = [Follower(dashboard, cookie) for _ in range(4)]
+    connection.request("DELETE", "/v1/session", headers={**cookie, "X-CSRF-Token": csrf})
+    assert connection.getresponse().status == 200
+    for stream in streams:
+        events_until_the_end(dashboard, stream)
+        stream.connection.close()
+    connection.close()
+
+
+def test_a_stream_ends_with_the_operator_though_devices_report(dashboard: Dashboard) -> None:
+    """A revoked operator's streams end, and so do those of one who comes back with another role."""
+    for change in ("revoked", "promoted"):
+        key, csr = credentials.new_certificate_request()
+        body = {"name": change, "role": "viewer", "csr_pem": csr}
+        person = credentials.from_reply(dashboard.up.ok("POST", "/v1/operators", body), key)
+        headers = {"Authorization": f"Bearer {person.token}"}
+        streams = [Follower(dashboard, headers, person.client_context()) for _ in range(2)]
+        if change == "revoked":
+            dashboard.up.ok("DELETE", f"/v1/operators/{change}")
+        else:
+            with dashboard.database.write() as session:
+                session.execute(update(OperatorRow).where(OperatorRow.name == change).values(role="operator"))
+        for stream in streams:
+            events_until_the_end(dashboard, stream)
+            stream.connection.close()
+
+
+def test_one_operator_leaves_streams_to_the_others(dashboard: Dashboard) -> None:
+    """Each process serves a bounded number of one operator's streams: beyond them it is told to close one."""
+    key, csr = credentials.new_certificate_request()
+    body = {"name": "greedy", "role": "viewer", "csr_pem": csr}
+    person = credentials.from_reply(dashboard.up.ok("POST", "/v1/operators", body), key)
+    headers, streams = {"Authorization": f"Bearer {person.token}"}, []
+    with pytest.raises(AssertionError, match="429"):
+        for _ in range(2 * MAX_FOLLOWERS_OF_ONE + 1):
+            streams.append(Follower(dashboard, headers, person.client_context()))
+    Follower(dashboard).connection.close()
+    for stream in streams:
+        stream.connection.close()
 
 
 def test_every_view_is_the_same_whichever_process_answers(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ below its counter."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_release_made_after_the_backup_is_not_replaced_by_it(tmp_path: Path) -
         device.session.stop()
     up.end(signal.SIGKILL)
     shutil.rmtree(up.data)
-    assert "2 devices" in edgectl("--data", up.data, "restore", file)
+    assert "2 devices" in edgectl("--data", up.data, "restore", file, "--yes")
     assert up.start() == "ready"
 
     moved, same = born_again(moved), born_again(same)
@@ -86,6 +87,33 @@ def test_a_release_made_after_the_backup_is_not_replaced_by_it(tmp_path: Path) -
     for device in (moved, same):
         device.session.stop()
     up.end()
+
+
+def test_restore_asks_for_the_operators_that_come_back(tmp_path: Path) -> None:
+    """They are listed with role and groups; without consent, and in a script without --yes, nothing is restored. The
+    owner's token is a new one after the restore."""
+    up = Up(tmp_path / "data")
+    assert up.start() == "ready"
+    up.ok("POST", "/v1/operators", {"name": "vic", "role": "viewer", "groups": ["doors"]})
+    file, back = tmp_path / "a.backup", tmp_path / "back"
+    made = edgectl("--data", up.data, "backup", file, "--json")
+    signer, token = json.loads(made)["signer"], (up.data / "operator.token").read_text()
+    up.end()
+    words = ["--data", str(back), "restore", str(file)]
+    for answer in ("", "n\n"):
+        refused = CliRunner(env={"EDGESPLIT_PASSPHRASE": "correct horse"}).invoke(cli, words, input=answer)
+        assert "vic  viewer  doors" in refused.output and "operator  admin  all groups" in refused.output
+        assert "nothing was restored" in str(refused.exception) and not back.exists()
+    done = CliRunner(env={"EDGESPLIT_PASSPHRASE": "correct horse"}).invoke(
+        cli, [*words, "--signed-by", signer], input="y\n"
+    )
+    assert done.exit_code == 0 and "signature is valid" in done.output
+    assert not (back / "operator.token").exists()
+    again = Up(back)
+    assert again.start() == "ready"
+    assert (back / "operator.token").read_text() != token
+    assert {one["name"] for one in again.ok("GET", "/v1/operators")} == {"operator", "vic"}
+    again.end()
 
 
 def test_a_backup_of_an_empty_folder_is_refused(tmp_path: Path) -> None:

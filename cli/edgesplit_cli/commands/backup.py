@@ -5,17 +5,26 @@ Both work on the data folder itself, on the controller's machine; the controller
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from edgesplit.errors import UsageError
+from edgesplit.terminal_text import printable
 from edgesplit_cli.options.types import FILE, NEW_FILE
 from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.progress import BYTES, progress_bar
+from edgesplit_cli.settings import PASSPHRASE_VARIABLE
 from edgesplit_cli.signing import ask_secret
+
+if TYPE_CHECKING:
+    from edgesplit_controller.backup.rows import RestoredOperator
 
 database_option = click.option(
     "--database", envvar="EDGESPLIT_DATABASE", default="",
@@ -43,9 +52,13 @@ def backup(
 
     It is encrypted with a passphrase (prompted for, or $EDGESPLIT_PASSPHRASE), or --to a public key whose private key
     is kept elsewhere.
+
+    The file is signed by this controller. Note the public key that is printed in a place that is not
+    the controller's: `edgectl restore --signed-by` verifies the file with it.
     """
     from edgesplit_controller.backup.create import make_backup
     from edgesplit_controller.backup.envelope import BackupKey, make_recipient, parse_recipient
+    from edgesplit_controller.backup.origin import signer_of, signer_text
 
     if new_recipient is not None:
         click.echo(make_recipient(new_recipient))
@@ -63,13 +76,27 @@ def backup(
         )  # fmt: skip
     size, files = file.stat().st_size, len(contents.files)
     protection = "encrypted for that key" if to else "sealed" if not without_keys else "without keys, not encrypted"
-    result = {"file": str(file), "bytes": size, "files": files}
-    print_result(result, as_json, f"{file}: {files} files, {size / 1e6:.1f} MB, {protection}")
+    signer = signer_text(signer_of(data))
+    result = {"file": str(file), "bytes": size, "files": files, "signer": signer}
+    print_result(
+        result, as_json, f"{file}: {files} files, {size / 1e6:.1f} MB, {protection}", f"signed by {signer}"
+    )  # fmt: skip
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @click.option("--key", "key_file", type=FILE, help="The private key of a backup that was made with --to.")
+@click.option(
+    "--signed-by", default="", metavar="PUBLIC-KEY",
+    help="The controller's key that must have signed FILE, as `edgectl backup` printed it."
+    " [default: keys/backup.key in the data folder]",
+)  # fmt: skip
+@click.option(
+    "--unverified", is_flag=True,
+    help="Restore a file whose maker cannot be verified, such as one of 0.2 without a passphrase. Whoever made it"
+    " decides who is admin.",
+)  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask whether the operators in FILE are to come back.")
 @click.option(
     "--force",
     is_flag=True,
@@ -78,25 +105,83 @@ def backup(
 @database_option
 @json_option
 @click.pass_obj
-def restore(data: Path, file: Path, key_file: Path | None, force: bool, database: str, as_json: bool) -> None:
-    """Restore the controller in FILE into the (empty) data folder. Start it with `edgectl up` afterwards."""
+def restore(
+    data: Path, file: Path, key_file: Path | None, signed_by: str, unverified: bool, yes: bool, force: bool,
+    database: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Restore the controller in FILE into the (empty) data folder. Start it with `edgectl up` afterwards.
+
+    FILE is believed where its passphrase opened it, or where it is signed by the controller: by the key in the data
+    folder, or by --signed-by. The operators in it are shown, and come back only if you agree.
+    """
     from edgesplit_controller.backup.envelope import BackupKey, read_header
+    from edgesplit_controller.backup.origin import parse_signer
     from edgesplit_controller.backup.restore import restore as restore_backup
 
+    if signed_by and unverified:
+        raise UsageError("--signed-by verifies the file and --unverified does not: give one of them")
+    signer = parse_signer(signed_by) if signed_by else b""
     with file.open("rb") as raw:
         opened_with = read_header(raw).opened_with
-    passphrase = ask_secret(f"passphrase of {file}") if opened_with == "passphrase" else ""
-    with progress_bar("restore", *BYTES, quiet=as_json) as update:
+    # Also where the header asks for none: a passphrase in the environment says that the file should be encrypted.
+    needs_passphrase = opened_with == "passphrase" and key_file is None
+    passphrase = ask_secret(f"passphrase of {file}") if needs_passphrase else os.environ.get(PASSPHRASE_VARIABLE, "")
+    with ExitStack() as bar:
+        update = bar.enter_context(progress_bar("restore", *BYTES, quiet=as_json))
+
+        def confirm(operators: Sequence[RestoredOperator], origin: str) -> None:
+            bar.close()
+            _confirm_operators(file, operators, origin, yes=yes, quiet=as_json and yes)
+
         restored = restore_backup(
             file, data, BackupKey(passphrase, key_file=key_file), database_url=database, now=time.time(),
-            replace=force, progress=lambda done, of: update(completed=done, total=of),
+            replace=force, signed_by=signer, unverified=unverified, confirm=confirm,
+            progress=lambda done, of: update(completed=done, total=of),
         )  # fmt: skip
     created, replaced = datetime.fromtimestamp(restored.created), restored.replaced or None
-    result = {"data": str(data), "created": restored.created, "devices": restored.devices, "replaced": replaced}
+    operators = [
+        {"name": operator.name, "role": operator.role, "groups": list(operator.groups), "active": operator.is_active}
+        for operator in restored.operators
+    ]
+    result = {
+        "data": str(data), "created": restored.created, "devices": restored.devices, "replaced": replaced,
+        "verified_by": None if restored.origin == "unverified" else restored.origin, "operators": operators,
+    }  # fmt: skip
     print_result(
         result,
         as_json,
         f"{data}: {restored.files} files and {restored.devices} devices as they were at {created:%Y-%m-%d %H:%M}",
         *([f"the previous folder is now {replaced}"] if replaced else []),
+        "The owner's token is not in a backup: the next start makes a new one. All browser sessions have ended.",
         "Start it with `edgectl up`. Devices that received a newer statement keep it until you deploy to them.",
     )
+
+
+_ORIGINS = {
+    "signature": "The controller's signature is valid.",
+    "passphrase": "The passphrase opened it.",
+    "unverified": "NOT VERIFIED: nobody knows who made it.",
+}
+"""What is said about a backup's maker, by the origin."""
+
+
+def _confirm_operators(
+    file: Path, operators: Sequence[RestoredOperator], origin: str, *, yes: bool, quiet: bool
+) -> None:
+    """Show the operators that come back and ask for them, unless `yes`; UsageError where they are refused."""
+    if not quiet:
+        click.echo(f"{file}: {_ORIGINS[origin]} Operators that come back:", err=True)
+        for operator in operators:
+            groups = ", ".join(operator.groups) or "all groups"
+            state = "" if operator.is_active else "  (revoked or expired)"
+            click.echo(printable(f"  {operator.name}  {operator.role}  {groups}{state}"), err=True)
+        if not operators:
+            click.echo("  none", err=True)
+    if yes:
+        return
+    try:
+        is_agreed = click.confirm("Restore them?", err=True)
+    except click.Abort:
+        is_agreed = False
+    if not is_agreed:
+        raise UsageError("nothing was restored: the operators in the file need your consent, or --yes in a script")

@@ -87,6 +87,17 @@ class Authenticator:
             raise RateLimited(f"{caller.operator} makes more than a hundred calls a second; try again soon", 1.0)
         return caller
 
+    def confirm(self, presented: PresentedCredentials) -> Caller:
+        """The caller of a request that was authenticated and is still being answered; Unauthenticated once its
+        credentials have ended. Counts neither as a call nor as a failed attempt."""
+        if presented.authorization:
+            row = self._valid_token(presented)
+        else:
+            row = self.sessions.operator_of(presented.session[0]) if presented.session else None
+        if row is None:
+            raise Unauthenticated(NO_SESSION)
+        return to_caller(row, serial=str(presented.peer.serial) if presented.peer else "", address=presented.address)
+
     def log_in(self, presented: PresentedCredentials, code: str) -> OpenedSession:
         """Open a browser session: by a one-time code or, if `code` is empty, by the certificate and token. Sessions
         that were open in this browser end."""
@@ -114,16 +125,21 @@ class Authenticator:
 
     def _operator_by_token(self, presented: PresentedCredentials) -> OperatorRow:
         """The operator to whom this certificate and this token belong."""
+        row = self._valid_token(presented)
+        if row is None:
+            raise self._on_failure(presented, WRONG_TOKEN)
+        self.failures.on_success(_client_key(presented))
+        return row
+
+    def _valid_token(self, presented: PresentedCredentials) -> OperatorRow | None:
+        """The operator to whom this certificate and this token belong; None where they are not valid."""
         name = certified_operator(presented.peer)
         if not presented.authorization:
             raise Unauthenticated(NO_CREDENTIALS)
         scheme, _, token = presented.authorization[0].partition(" ")
         serial = presented.peer.serial if presented.peer else 0
         row = self.operators.by_token_and_certificate(token.strip(), serial) if scheme.lower() == "bearer" else None
-        if row is None or row.name != name:
-            raise self._on_failure(presented, WRONG_TOKEN)
-        self.failures.on_success(_client_key(presented))
-        return row
+        return row if row is not None and row.name == name else None
 
     def _authenticate_session(self, presented: PresentedCredentials) -> Caller:
         secret = presented.session[0]

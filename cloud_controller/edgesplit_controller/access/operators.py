@@ -74,6 +74,16 @@ class Operators:
         self._database = database
         self._issue = issue
         self._now = now
+        self._listeners: list[Callable[[str], None]] = []
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with an operator's name after its rights, credentials or sessions changed in this process."""
+        self._listeners.append(listener)
+
+    def announce(self, name: str) -> None:
+        """Tell the listeners that this operator changed; called after the change is committed."""
+        for listener in self._listeners:
+            listener(name)
 
     def adopt_owner(self, token: str, serial: int) -> None:
         """Make this token and certificate the only valid credentials of the data folder's owner."""
@@ -108,7 +118,9 @@ class Operators:
                 session.add(row)
             row.role, row.groups, row.created = operator.role.word, sorted(set(operator.groups)), now
             row.expires, row.revoked = now + operator.expires_s, None
-            return self._issue_credentials(session, row, csr_pem, now)
+            credentials = self._issue_credentials(session, row, csr_pem, now)
+        self.announce(operator.name)
+        return credentials
 
     def rotate(self, name: str, csr_pem: str, by: Caller, expires_s: int = 0) -> OperatorCredentials:
         """Issue a new token and, if `csr_pem` is not empty, a new certificate; the old ones and every session end.
@@ -124,7 +136,9 @@ class Operators:
             elif state_of(row, now) == "expired":
                 raise Conflict(f"operator {name!r} has expired: give its new validity with --expires")
             _end_credentials(session, name, now, but_serial="" if csr_pem else None)
-            return self._issue_credentials(session, row, csr_pem, now)
+            credentials = self._issue_credentials(session, row, csr_pem, now)
+        self.announce(name)
+        return credentials
 
     def rotate_own(self, caller: Caller, csr_pem: str) -> OperatorCredentials:
         """Issue new credentials for the caller itself; its validity does not change."""
@@ -134,7 +148,9 @@ class Operators:
                 raise Conflict(OWNER_IS_FIXED)
             now = self._now()
             _end_credentials(session, row.name, now, but_serial="" if csr_pem else None)
-            return self._issue_credentials(session, row, csr_pem, now)
+            credentials = self._issue_credentials(session, row, csr_pem, now)
+        self.announce(caller.operator)
+        return credentials
 
     def revoke(self, name: str, by: Caller) -> None:
         """Revoke an operator: its tokens, certificates and sessions end."""
@@ -144,6 +160,7 @@ class Operators:
                 raise Conflict(f"operator {name!r} is revoked already")
             row.revoked = now
             _end_credentials(session, name, now, but_serial="")
+        self.announce(name)
 
     def all(self, by: Caller) -> list[dict[str, Any]]:
         """Every operator that `by` may change, by name."""

@@ -103,7 +103,10 @@ class Sessions:
         """End a session (logout)."""
         this_session = (BrowserSessionRow.sha256 == bearer_token.fingerprint(secret), BrowserSessionRow.ended.is_(None))
         with self._database.write() as session:
+            row = session.get(BrowserSessionRow, bearer_token.fingerprint(secret))
             session.execute(update(BrowserSessionRow).where(*this_session).values(ended=self._now()))
+            operator = row.operator if row is not None else ""
+        self._operators.announce(operator)
 
 
 def csrf_token(secret: str) -> str:

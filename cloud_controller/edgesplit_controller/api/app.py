@@ -97,6 +97,7 @@ def create_app(
     app.state.pushing = threading.BoundedSemaphore(4)
     changes = ChangeFeed(controller.database, stale_after_s=controller.devices.stale_after_s)
     app.state.hub, app.state.assets = LiveEventHub(changes.start, changes.read), load_assets()
+    gate.operators.on_change(app.state.hub.check_access)
     metadata_bytes = 2 * LIMITS.metadata_bytes  # escaped as a JSON string, metadata is up to twice as long
     bounds = {
         "/v1/models": model_bytes, "/v1/agents": model_bytes, "/samples": SAMPLES_BYTES,

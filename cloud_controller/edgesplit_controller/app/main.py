@@ -50,6 +50,7 @@ from edgesplit_controller.app.assembly import Assembly, Foundations, api_url, of
 from edgesplit_controller.app.housekeeping import CHECK_INTERVAL_S, Housekeeping
 from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_command, read_addresses
 from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_children
+from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.restore import RESTORED
 from edgesplit_controller.components.probes import broker_probe, offload_probe
 from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
@@ -167,6 +168,7 @@ def _start(
     )
     write_durably(settings.data / "ca.pem", process.foundations.authority.ca_pem.encode())
     if not settings.join:
+        load_or_make_signing_key(settings.data)  # so that every copy of keys/ can verify backups
         _recover(process)
     process.assembly.revocations.publish()
     # Order matters: the broker needs the revocation list, the session needs the broker, rollouts need the session;

@@ -22,6 +22,7 @@ import edgesplit
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import UsageError
 from edgesplit_controller.backup.envelope import SCRYPT_N, BackupKey, SealedWriter
+from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.rows import export_rows
 from edgesplit_controller.tuf.metadata_store import MetadataStore
 
@@ -33,8 +34,9 @@ KEYS: Final = ("keys", "tuf/keys")
 """Folders with private keys."""
 SECRETS: Final = (*KEYS, "tuf/pending.json", "operator.token")
 """Files and folders that an unencrypted backup must not contain."""
-INCLUDED: Final = ("tuf", "keys", "operator.token", "ports.json")
-"""Files and folders of the data folder that a backup contains, besides rows and blobs."""
+INCLUDED: Final = ("tuf", "keys", "ports.json")
+"""Files and folders of the data folder that a backup contains, besides rows and blobs. The owner's token is not among
+them: the first start after a restore makes a new one."""
 MEMORY_BYTES: Final = 32 * 2**20
 """Bytes of rows that are held in memory; more are spooled to an unnamed temporary file."""
 
@@ -63,8 +65,8 @@ def make_backup(
 ) -> Contents:  # fmt: skip
     """Write a backup of the controller in `data` to `file` and return its contents.
 
-    With `keys` the backup must be encrypted. UsageError if `data` is not a data folder, if `file` exists and `replace`
-    is false, or if the disk fails.
+    It is signed with `keys/backup.key`. With `keys` it must be encrypted. UsageError if `data` is not a data
+    folder, if `file` exists and `replace` is false, or if the disk fails.
     """
     if not (data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{data} is no controller's data folder: give it with `edgectl --data DIR backup ...`")
@@ -76,8 +78,9 @@ def make_backup(
     try:
         with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
             with SealedWriter(
-                raw, encryption, created=now, version=edgesplit.__version__, keys=keys, scrypt_n=scrypt_n
-            ) as sealed:
+                raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
+                scrypt_n=scrypt_n,
+            ) as sealed:  # fmt: skip
                 contents = _write(data, database_url, sealed, keys=keys, blobs=blobs, progress=progress)
             raw.flush()
             os.fsync(raw.fileno())

@@ -1,11 +1,15 @@
-"""The file format of a backup: a header that states how it is decrypted, and a stream of authenticated pieces.
+"""The file format of a backup: a header that states how it is decrypted, a stream of pieces, and a signature.
 
-    edgesplit backup 1\\n | u32 length, header (JSON) | pieces: u32 length, u8 last, bytes
+    edgesplit backup 2\\n | u32 length, header (JSON) | pieces: u32 length, u8 last, bytes | signature (64 bytes)
 
 In an encrypted backup each piece is ChaCha20-Poly1305 under a key of this file alone. Piece number and last flag are
 the nonce, and the header's hash is authenticated with each piece, so that pieces cannot be dropped, moved, added or cut
 off. The key is derived from a passphrase (scrypt), or wrapped for a recipient's X25519 key (HPKE, RFC 9180). A backup
 without private keys may be unencrypted: its pieces then carry a hash.
+
+The signature (Ed25519) is over everything before it, by the key that the header names; `origin` decides whether that
+key is believed. Format 1, of 0.2, has no signature. How a file may be opened is decided by what the operator gave,
+never by its header alone.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, Literal, Protocol
 
 import msgspec
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
@@ -30,7 +35,10 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 
-MAGIC: Final = b"edgesplit backup 1\n"
+MAGIC: Final = b"edgesplit backup 2\n"
+UNSIGNED_MAGIC: Final = b"edgesplit backup 1\n"
+"""First line of a backup of 0.2, which is not signed."""
+SIGNATURE_BYTES: Final = 64
 PIECE_BYTES: Final = 1 << 20
 """Bytes of plain text in a piece."""
 HEADER_BYTES: Final = 16_384
@@ -42,6 +50,7 @@ MAX_SCRYPT_N: Final = 1 << 20
 """
 _SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _INFO: Final = b"edgesplit backup 1"
+_SIGNED: Final = b"edgesplit backup signature 1\n"
 _FRAME: Final = struct.Struct(">IB")
 
 
@@ -57,6 +66,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes = b""
     scrypt_n: int = 0
     wrapped: bytes = b""
+    signer: bytes = b""
+    """Raw Ed25519 public key that verifies the signature; empty in a backup of 0.2."""
 
 
 class BackupKey(msgspec.Struct, frozen=True):
@@ -92,9 +103,12 @@ class SealedWriter(io.RawIOBase):
     """Writes an encrypted backup to `file`. `close` writes the last piece and leaves `file` open."""
 
     def __init__(
-        self, file: BinaryIO, opener: BackupKey, *, created: float, version: str, keys: bool, scrypt_n: int = SCRYPT_N
-    ) -> None:
+        self, file: BinaryIO, opener: BackupKey, signing_key: Ed25519PrivateKey, *, created: float, version: str,
+        keys: bool, scrypt_n: int = SCRYPT_N,
+    ) -> None:  # fmt: skip
         self._file = file
+        self._signing_key = signing_key
+        self._digest = hashlib.sha256()
         self._pending = bytearray()
         self._number = 0
         key = os.urandom(32)
@@ -110,12 +124,12 @@ class SealedWriter(io.RawIOBase):
             key = _from_passphrase(opener.passphrase, salt, scrypt_n)
         header = Header(
             created=created, version=version, opened_with=opened_with, keys=keys, salt=salt, wrapped=wrapped,
-            scrypt_n=scrypt_n if salt else 0,
+            scrypt_n=scrypt_n if salt else 0, signer=signing_key.public_key().public_bytes_raw(),
         )  # fmt: skip
         raw = msgspec.json.encode(header)
         self._cipher: _Cipher = _ChecksumOnly() if opened_with == "nothing" else ChaCha20Poly1305(key)
         self._header_hash = hashlib.sha256(raw).digest()
-        file.write(MAGIC + struct.pack(">I", len(raw)) + raw)
+        self._put(MAGIC + struct.pack(">I", len(raw)) + raw)
 
     def writable(self) -> bool:
         """True: this is a writable stream."""
@@ -131,25 +145,36 @@ class SealedWriter(io.RawIOBase):
         return view.nbytes
 
     def close(self) -> None:
-        """Write the remaining bytes as the last piece."""
+        """Write the remaining bytes as the last piece, and the signature."""
         if not self.closed:
             self._write_piece(bytes(self._pending), last=True)
             self._pending.clear()
+            self._file.write(self._signing_key.sign(_SIGNED + self._digest.digest()))
         super().close()
 
     def _write_piece(self, data: bytes, *, last: bool) -> None:
         sealed = self._cipher.encrypt(_nonce(self._number, last), data, self._header_hash)
         self._number += 1
-        self._file.write(_FRAME.pack(len(sealed), last) + sealed)
+        self._put(_FRAME.pack(len(sealed), last) + sealed)
+
+    def _put(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._file.write(data)
 
 
 class SealedReader(io.RawIOBase):
-    """Reads the decrypted content of a backup. TrustError if it was changed or the key does not fit, MalformedMessage
-    if it is cut off or not a backup."""
+    """Reads the decrypted content of a backup. TrustError if it was changed, if the key does not fit, or if it is not
+    encrypted where it should be; MalformedMessage if it is cut off or not a backup.
+
+    The signature is verified at the end: whatever was read before counts for nothing until then.
+    """
 
     def __init__(self, file: BinaryIO, opener: BackupKey) -> None:
         self._file = file
         self.header, raw = _read_header(file)
+        check_opening(self.header, opener)
+        magic = MAGIC if self.header.signer else UNSIGNED_MAGIC
+        self._digest = hashlib.sha256(magic + struct.pack(">I", len(raw)) + raw)
         self._header_hash = hashlib.sha256(raw).digest()
         self._cipher = _cipher_of(self.header, opener)
         self._number = 0
@@ -175,10 +200,12 @@ class SealedReader(io.RawIOBase):
         return taken
 
     def _read_piece(self) -> bytes:
-        size, last = _FRAME.unpack(_read_exactly(self._file, _FRAME.size))
+        frame = _read_exactly(self._file, _FRAME.size)
+        size, last = _FRAME.unpack(frame)
         if size > PIECE_BYTES + 32 or last > 1:
             raise MalformedMessage("this is no backup, or a damaged one")
         data = _read_exactly(self._file, size)
+        self._digest.update(frame + data)
         try:
             data = self._cipher.decrypt(_nonce(self._number, bool(last)), data, self._header_hash)
         except InvalidTag as error:
@@ -186,9 +213,21 @@ class SealedReader(io.RawIOBase):
             raise TrustError(f"the backup cannot be opened: {reason}") from error
         self._number += 1
         self._ended = bool(last)
-        if self._ended and self._file.read(1):
-            raise MalformedMessage("data follows the end of the backup: it was changed")
+        if self._ended:
+            self._verify_end()
         return data
+
+    def _verify_end(self) -> None:
+        """Verify the signature, if the format has one, and that nothing follows it."""
+        if self.header.signer:
+            try:
+                signature = _read_exactly(self._file, SIGNATURE_BYTES)
+                key = Ed25519PublicKey.from_public_bytes(self.header.signer)
+                key.verify(signature, _SIGNED + self._digest.digest())
+            except (InvalidSignature, ValueError) as error:
+                raise TrustError("the backup's signature is wrong: the file was changed") from error
+        if self._file.read(1):
+            raise MalformedMessage("data follows the end of the backup: it was changed")
 
 
 def read_header(file: BinaryIO) -> Header:
@@ -197,16 +236,39 @@ def read_header(file: BinaryIO) -> Header:
 
 
 def _read_header(file: BinaryIO) -> tuple[Header, bytes]:
-    if file.read(len(MAGIC)) != MAGIC:
+    magic = file.read(len(MAGIC))
+    if magic not in (MAGIC, UNSIGNED_MAGIC):
         raise MalformedMessage("this is no backup of edgesplit")
     (size,) = struct.unpack(">I", _read_exactly(file, 4))
     if size > HEADER_BYTES:
         raise MalformedMessage("this is no backup, or a damaged one")
     raw = _read_exactly(file, size)
     try:
-        return msgspec.json.decode(raw, type=Header), raw
+        header = msgspec.json.decode(raw, type=Header)
     except msgspec.MsgspecError as error:
         raise MalformedMessage(f"this is no backup, or one of a newer edgesplit: {error}") from error
+    if len(header.signer) != (32 if magic == MAGIC else 0):
+        raise MalformedMessage("this is no backup, or a changed one: its format and its signer do not belong together")
+    return header, raw
+
+
+def check_opening(header: Header, given: BackupKey) -> None:
+    """TrustError where the header asks for less protection than the operator expects or than its content needs."""
+    if header.opened_with == "nothing" and header.keys:
+        raise TrustError(
+            "this file says that it has private keys and is not encrypted: `edgectl backup` makes no such file. Do not"
+            " use it, and find out where it came from"
+        )
+    if header.opened_with == "nothing" and (given.passphrase or given.key_file is not None):
+        raise TrustError(
+            "a passphrase or --key was given, and this file is not encrypted: it is another file than you think, or it"
+            " was replaced. To restore a backup that was made --without-keys, give neither (unset EDGESPLIT_PASSPHRASE)"
+        )
+    if header.opened_with == "passphrase" and given.key_file is not None:
+        raise TrustError(
+            "--key was given, and this file is opened with a passphrase: it is another file than you think, or it was"
+            " replaced. To restore a backup that was made with a passphrase, leave --key out"
+        )
 
 
 class _Cipher(Protocol):

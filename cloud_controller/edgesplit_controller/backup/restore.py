@@ -1,5 +1,8 @@
 """Restores a backup: everything is written and verified in a staging folder beside the data folder, which then takes
-its name. The previous folder is kept under another name, and an incomplete backup changes nothing.
+its name. The previous folder is kept under another name, and an incomplete or refused backup changes nothing.
+
+The maker of the file must be known (`origin`), and the operators that come back are shown before anything is replaced:
+they decide who may use the controller. The owner's token never comes from a backup.
 
 What was published to devices after the backup is not known here. `rows` marks the devices as restored, so that the
 director publishes nothing to a device whose newer statement is unknown until an operator decides; the next start
@@ -14,7 +17,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -24,16 +27,19 @@ import msgspec
 
 from edgesplit.atomic_files import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit_controller.backup.create import CONTENTS, KEYS, ROWS, Contents, Member
-from edgesplit_controller.backup.envelope import BackupKey, SealedReader
-from edgesplit_controller.backup.rows import import_rows
+from edgesplit_controller.backup.create import CONTENTS, KEYS, ROWS, Contents, Member, is_secret
+from edgesplit_controller.backup.envelope import BackupKey, Header, SealedReader
+from edgesplit_controller.backup.origin import Origin, judge_origin, signer_of
+from edgesplit_controller.backup.rows import RestoredOperator, import_rows, preview_operators
 
 RESTORED: Final = "restored.json"
 """File that tells the next start that the folder was restored, and from when."""
 _NAME: Final = re.compile(
-    r"database\.jsonl|backup\.json|operator\.token|ports\.json"
+    r"database\.jsonl|backup\.json|ports\.json"
     r"|(?:keys|tuf)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}){1,4}|blobs/[0-9a-f]{2}/[0-9a-f]{64}"
 )
+_TOKEN: Final = "operator.token"
+"""File that backups of 0.2 contain and that is not restored."""
 _LIST_BYTES: Final = 256 * 2**20
 _BLOCK: Final = 1 << 20
 
@@ -46,16 +52,25 @@ class RestoreResult(msgspec.Struct, frozen=True):
     files: int
     replaced: str
     """Where the previous data folder is now; empty if there was none."""
+    origin: Origin
+    operators: tuple[RestoredOperator, ...]
+
+
+Confirm = Callable[[Sequence[RestoredOperator], Origin], None]
+"""Called with the operators that come back, before anything is replaced; it raises to refuse them."""
 
 
 def restore(
     file: Path, data: Path, decryption: BackupKey, *, database_url: str, now: float, replace: bool = False,
+    signed_by: bytes = b"", unverified: bool = False, confirm: Confirm = lambda operators, origin: None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> RestoreResult:  # fmt: skip
     """Restore the backup in `file` into the folder `data`, and its rows into the database at `database_url` (empty:
     SQLite in the folder).
 
-    UsageError if the folder or the database is not empty and `replace` is false, or if a controller runs on the folder.
+    `signed_by` is the public key that must have signed it, `unverified` lets a file of an unknown maker pass, and
+    `confirm` may refuse the operators in it. UsageError if the folder or the database is not empty and `replace` is
+    false, or if a controller runs on the folder; TrustError if the file is not to be believed.
     """
     data = data.absolute()
     staging = data.with_name(f".{data.name}.restoring")
@@ -70,6 +85,7 @@ def restore(
             raise UsageError(
                 f"this backup has no keys: put those of that controller into {data}/keys and {data}/tuf/keys"
             )
+        origin = judge_origin(header, signed_by=signed_by, of_folder=signer_of(data), unverified=unverified)
         shutil.rmtree(staging, ignore_errors=True)
         make_folders(staging.parent)
         staging.mkdir(mode=0o700)
@@ -77,16 +93,20 @@ def restore(
             size = file.stat().st_size
             contents, written = _unpack(opened, staging, lambda: progress(opened.position, size))
             _verify(contents, written)
+            (staging / _TOKEN).unlink(missing_ok=True)
+            with (staging / ROWS).open("rb") as lines:
+                operators = tuple(preview_operators(lines, now))
+            confirm(operators, origin)
             if not header.keys:
                 _copy_keys(data, staging)
             devices = _restore_rows(staging, database_url, now, replace=replace)
-            origin = {"at": now, "created": header.created, "blobs": contents.blobs}
-            write_durably(staging / RESTORED, msgspec.json.encode(origin))
+            marker = {"at": now, "created": header.created, "blobs": contents.blobs}
+            write_durably(staging / RESTORED, msgspec.json.encode(marker))
             replaced = _swap(data, staging, now)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     progress(size, size)
-    return RestoreResult(header.created, devices, len(written), replaced)
+    return RestoreResult(header.created, devices, len({*written} - {_TOKEN}), replaced, origin, operators)
 
 
 @contextmanager
@@ -128,7 +148,12 @@ def _unpack(opened: SealedReader, staging: Path, on_progress: Callable[[], None]
         with tarfile.open(fileobj=BufferedReader(opened, _BLOCK), mode="r|") as tar:
             for member in tar:
                 name = member.name
-                if contents is not None or name in written or not member.isreg() or not _NAME.fullmatch(name):
+                if (
+                    contents is not None
+                    or name in written
+                    or not member.isreg()
+                    or not _may_contain(opened.header, name)
+                ):
                     raise MalformedMessage(f"the backup has an unexpected file: {name[:80]!r}")
                 source = tar.extractfile(member)
                 assert source is not None
@@ -143,6 +168,14 @@ def _unpack(opened: SealedReader, staging: Path, on_progress: Callable[[], None]
     if contents is None:
         raise MalformedMessage("the backup is cut off")
     return contents, written
+
+
+def _may_contain(header: Header, name: str) -> bool:
+    """Whether a backup with this header may bring a file of this name. One without keys brings no secret: it would
+    take a place in the folder that the real keys leave empty."""
+    if name == _TOKEN:
+        return header.keys and not header.signer
+    return _NAME.fullmatch(name) is not None and (header.keys or not is_secret(name))
 
 
 def _write(path: Path, source: IO[bytes], on_progress: Callable[[], None]) -> Member:

@@ -35,6 +35,17 @@ class TableLine(msgspec.Struct, frozen=True):
     """`plain`, `json` or `bytes` (base64), by column."""
 
 
+class RestoredOperator(msgspec.Struct, frozen=True):
+    """An operator as it comes back from a backup."""
+
+    name: str
+    role: str
+    groups: tuple[str, ...]
+    """Groups of devices; empty: all groups."""
+    is_active: bool
+    """Whether its credentials are accepted: neither revoked nor expired."""
+
+
 def export_rows(url: str) -> Iterator[bytes]:
     """The schema revision and then every table, in one transaction, while others write. UsageError if the database is
     not at the newest revision."""
@@ -103,10 +114,43 @@ def import_rows(url: str, lines: Iterable[bytes], now: float, *, replace: bool) 
         engine.dispose()
 
 
+def preview_operators(lines: Iterable[bytes], now: float) -> list[RestoredOperator]:
+    """The operators that `import_rows` would bring from the same lines, by name."""
+    engine = open_engine("sqlite:///:memory:")
+    try:
+        remaining = iter(lines)
+        step = _decode(next(remaining, b""), dict[str, str]).get("step", "")
+        table = known_tables().tables["operators"]
+        with engine.execution_options(edgesplit="write").begin() as connection:
+            migrate(engine, until=step, in_connection=connection)
+            _insert_tables(connection, remaining, only=frozenset({str(table.name)}))
+            migrate(engine, in_connection=connection)
+            columns = table.c
+            rows = connection.execute(
+                sa.select(columns.name, columns.role, columns.groups, columns.expires, columns.revoked)
+                .order_by(columns.name)
+            ).all()  # fmt: skip
+    except SQLAlchemyError as error:
+        raise MalformedMessage(f"the backup's operators cannot be read: {error}") from error
+    finally:
+        engine.dispose()
+    return [
+        RestoredOperator(
+            str(name), str(role), tuple(str(group) for group in groups or ()),
+            not revoked and (expires is None or expires > now),
+        )
+        for name, role, groups, expires, revoked in rows
+    ]  # fmt: skip
+
+
 def _pause_restored(connection: Connection, now: float) -> int:
-    """Pause what would continue by itself: devices may have newer state than the backup, and rollouts wait for an
-    operator. Returns the number of devices."""
+    """Pause what would continue by itself: devices may have newer state than the backup, rollouts wait for an operator,
+    and browser sessions end, because one that was ended since the backup would live again. Returns the number of
+    devices."""
     tables = known_tables().tables
+    sessions = tables["browser_sessions"]
+    connection.execute(sessions.update().where(sessions.c.ended.is_(None)).values(ended=now))
+    connection.execute(tables["login_codes"].delete())
     devices, rollouts = tables["devices"], tables["rollouts"]
     connection.execute(devices.update().values(restored=now))
     active = rollouts.c.state.in_(("scheduled", "waiting", "running"))
@@ -133,16 +177,24 @@ def _drop_tables(connection: Connection, engine: Engine, *, replace: bool) -> No
     connection.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
 
 
-def _insert_tables(connection: Connection, lines: Iterator[bytes]) -> None:
-    """Insert every row that follows, table by table."""
+def _insert_tables(connection: Connection, lines: Iterator[bytes], only: frozenset[str] | None = None) -> None:
+    """Insert every row that follows, table by table; with `only` those of these tables."""
+    present = set(sa.inspect(connection).get_table_names()) - SKIPPED_TABLES - {"alembic_version"}
     header: TableLine | None = None
     batch: list[list[Any]] = []
+    is_wanted = True
     for line in lines:
         if line.startswith(b"{"):
             _insert_batch(connection, header, batch)
             next_header = _decode(line, TableLine)
-            _delete_rows(connection, next_header.table)
+            if next_header.table not in present:
+                raise MalformedMessage(f"the backup has rows of an unknown table: {next_header.table[:80]!r}")
+            is_wanted = only is None or next_header.table in only
+            if is_wanted:
+                _delete_rows(connection, next_header.table)
             header, batch = next_header, []
+            continue
+        if not is_wanted:
             continue
         values = _decode(line, list[Any])
         if header is None or len(values) != len(header.columns):

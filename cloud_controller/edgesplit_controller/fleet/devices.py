@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from edgesplit.backoff import Backoff
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
-from edgesplit.identifiers import device_name
+from edgesplit.identifiers import new_device_name
 from edgesplit.mqtt import messages
 from edgesplit_controller.errors import Conflict, PermissionDenied, Unauthenticated, not_found
 from edgesplit_controller.fleet import ingest
@@ -132,7 +132,7 @@ class Devices:
         Conflict if the name belongs to an enrolled device and `replace` is not set; PermissionDenied for a group that
         is not visible.
         """
-        device_name(request.device)
+        new_device_name(request.device)
         _check_labels(request.group, request.labels)
         if not 0 < request.expires_s <= MAX_CLAIM_S:
             raise UsageError(f"a claim lasts 1 to {MAX_CLAIM_S} seconds, not {request.expires_s}")
@@ -181,6 +181,7 @@ class Devices:
         now = self._now()
         with self._database.write() as session:
             claim = _usable_claim(session, token, key, now)
+            new_device_name(claim.device)  # a claim that an older version made may carry a word of the commands
             lock_device(session, claim.device)
             certificate = issue(csr_pem, claim.device)
             claim.used, claim.public_key_sha256 = claim.used or now, key

@@ -62,7 +62,7 @@ def _parse_row(number: int, row: Mapping[str, str], file: Path) -> DeviceSetting
     try:
         if "" in row:
             raise UsageError("more fields than the first line names")
-        name = identifiers.device_name(checked_hostname((row.get("hostname") or "").strip()))
+        name = identifiers.new_device_name(checked_hostname((row.get("hostname") or "").strip()))
         pairs = [pair.strip() for pair in (row.get("labels") or "").split(";") if pair.strip()]
         labels = dict(identifiers.parse_label(pair) for pair in pairs)
         return DeviceSettings(hostname=name, group=(row.get("group") or "").strip() or None, labels=labels)

@@ -44,7 +44,7 @@ def requested_device(flash: FlashOptions) -> tuple[DeviceSettings, bytes | None]
 
 def check_name_is_free(api: ControllerClient, device: str, replace: bool) -> None:
     """UsageError where a device of that name has enrolled: the claim on the card would be refused."""
-    identifiers.device_name(device)
+    identifiers.new_device_name(device)
     try:
         known = api.get(f"/v1/devices/{device}")
     except NotFound:

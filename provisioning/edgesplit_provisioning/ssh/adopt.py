@@ -18,7 +18,7 @@ from urllib.parse import quote
 from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
-from edgesplit.identifiers import device_name
+from edgesplit.identifiers import new_device_name
 from edgesplit.terminal_text import printable
 from edgesplit_provisioning.image.device_config import why_unreachable
 from edgesplit_provisioning.kit import Kit
@@ -149,7 +149,7 @@ class Adopter:
         """The device's name, and whether the controller has it already. UsageError where it belongs to another
         controller."""
         decide.check_owner(installed, self.authority, host.name)
-        name = installed.device or device_name(host.name or proposed_name(printable(facts.host)))
+        name = installed.device or new_device_name(host.name or proposed_name(printable(facts.host)))
         known = bool(installed.device) and self._state(name) not in ("", "revoked", "claimed")
         if installed.device and not known:
             raise UsageError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgesplit.errors import UsageError
-from edgesplit.identifiers import device_name, parse_label
+from edgesplit.identifiers import new_device_name, parse_label
 
 COLUMNS = ("host", "name", "device_class", "group", "labels", "link", "port", "key")
 MAX_HOSTS = 1_000
@@ -86,7 +86,7 @@ def _parse_port(text: str) -> int | None:
 def check_distinct(hosts: Sequence[Host]) -> None:
     """UsageError where a machine or a name occurs twice, or a name is invalid."""
     _check_unique("machine", [f"{host.target} port {host.port}" if host.port else host.target for host in hosts])
-    _check_unique("name", [device_name(host.name) for host in hosts if host.name])
+    _check_unique("name", [new_device_name(host.name) for host in hosts if host.name])
 
 
 def _check_unique(kind: str, values: Sequence[str]) -> None:
@@ -99,6 +99,6 @@ def proposed_name(host_name: str) -> str:
     """A device name derived from a machine's host name; UsageError where nothing valid is left."""
     short = re.sub(r"[^a-z0-9]+", "-", host_name.partition(".")[0].lower()).strip("-")[:63].strip("-")
     try:
-        return device_name(short)
+        return new_device_name(short)
     except UsageError as error:
         raise UsageError(f"the machine calls itself {host_name[:60]!r}, which names no device: give --name") from error

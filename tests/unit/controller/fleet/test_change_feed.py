@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, update
 
-from edgesplit.errors import Busy
+from edgesplit.errors import Busy, LinkError
 from edgesplit_controller.fleet import live_events
 from edgesplit_controller.fleet.change_feed import Change, ChangeFeed, kind_of
-from edgesplit_controller.fleet.live_events import MAX_QUEUED, FollowerQueue, LiveEventHub
+from edgesplit_controller.fleet.live_events import CHECK_S, MAX_QUEUED, FollowerQueue, LiveEventHub
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device
 from support.sample_fleet import device_row
@@ -142,7 +143,9 @@ class ChangeFeedHarness:
         self.waiting: list[Change] = []
         self.readings = 0
         self.failing = False
-        self.hub = LiveEventHub(lambda: None, self.read, poll_s=0.001, **{"heartbeat_s": 60.0, **more})
+        self.clock = [0.0]
+        options = {"heartbeat_s": 60.0, "clock": lambda: self.clock[0], **more}
+        self.hub = LiveEventHub(lambda: None, self.read, poll_s=0.001, **options)
 
     def read(self) -> Sequence[Change]:
         """Once each."""
@@ -201,11 +204,105 @@ def test_a_stream_ends_when_the_operator_is_revoked() -> None:
     allowed = [True, True, False]
 
     async def story(world: ChangeFeedHarness) -> None:
-        async with aclosing(world.hub.follow(None, lambda: allowed.pop(0))) as stream:
+        async with aclosing(world.hub.follow("vic", None, lambda: allowed.pop(0))) as stream:
             kinds = [raw.split(b"\n")[0].removeprefix(b"event: ").decode() async for raw in stream]
             assert kinds == ["hello", "heartbeat", "heartbeat"]
 
-    run(story, heartbeat_s=0.001)
+    run(story, heartbeat_s=0.001, check_s=0.001, clock=time.monotonic)
+
+
+def test_a_stream_ends_after_logout_however_much_happens() -> None:
+    """Access is checked by the clock: a fleet in which something changes all the time does not keep the stream open."""
+    allowed = [True]
+
+    async def story(world: ChangeFeedHarness) -> None:
+        async with aclosing(world.hub.follow("vic", None, lambda: allowed[0])) as stream:
+            assert await next_kind(stream) == "hello"
+            for number in range(50):
+                world.waiting = [Change("device", str(number))]
+                assert await next_kind(stream) == "device"
+            allowed[0] = False
+            world.clock[0] = CHECK_S
+            world.waiting = [Change("device", "secret")]
+            with pytest.raises(StopAsyncIteration):
+                await next_kind(stream)
+
+    run(story)
+    assert CHECK_S + live_events.POLL_S <= 2.0
+
+
+def test_a_stream_ends_at_once_when_its_operator_changes_here() -> None:
+    """The hub is told by whatever ended the session in this process, on any thread; other operators' streams stay."""
+    allowed = {"vic": True}
+
+    async def story(world: ChangeFeedHarness) -> None:
+        follow = world.hub.follow
+        async with aclosing(follow("vic", None, lambda: allowed["vic"])) as vic, aclosing(follow("ada")) as ada:
+            assert [await next_kind(vic), await next_kind(ada)] == ["hello", "hello"]
+            allowed["vic"] = False
+            await asyncio.to_thread(world.hub.check_access, "vic")
+            with pytest.raises(StopAsyncIteration):
+                await next_kind(vic)
+            world.waiting = [Change("device", "a")]
+            assert await next_kind(ada) == "device"
+
+    run(story)
+
+
+@pytest.mark.parametrize("error", [LinkError("away"), Busy("away")])
+def test_no_change_is_told_while_access_cannot_be_checked(error: Exception) -> None:
+    """A database that is away ends no stream, and nothing but heartbeats is sent until it says that the reader may
+    read; what happened meanwhile follows then."""
+    errors = [error]
+
+    def allowed() -> bool:
+        if errors:
+            raise errors.pop()
+        return True
+
+    async def story(world: ChangeFeedHarness) -> None:
+        async with aclosing(world.hub.follow("vic", None, allowed)) as stream:
+            assert await next_kind(stream) == "hello"
+            world.hub.check_access("vic")
+            world.waiting = [Change("device", "a")]
+            world.clock[0] = 61.0
+            assert await next_kind(stream) == "heartbeat"
+            world.hub.check_access("vic")
+            assert await next_kind(stream) == "device"
+
+    run(story)
+
+
+def test_one_operator_cannot_take_every_stream() -> None:
+    """Each has a limit of its own below that of the process."""
+
+    async def story(world: ChangeFeedHarness) -> None:
+        async with aclosing(world.hub.follow("vic")) as one, aclosing(world.hub.follow("vic")) as two:
+            assert [await next_kind(one), await next_kind(two)] == ["hello", "hello"]
+            with pytest.raises(Busy, match="vic has 2 pages"):
+                world.hub.follow("vic")
+            async with aclosing(world.hub.follow("ada")) as three:
+                assert await next_kind(three) == "hello"
+        async with aclosing(world.hub.follow("vic")) as again:
+            assert await next_kind(again) == "hello"
+
+    run(story, max_of_one=2)
+    assert live_events.MAX_FOLLOWERS_OF_ONE < live_events.MAX_FOLLOWERS
+
+
+def test_streams_that_begin_together_stay_within_the_limit() -> None:
+    """Of several that were admitted before any had begun, those beyond the limit end at once."""
+
+    async def story(world: ChangeFeedHarness) -> None:
+        streams = [world.hub.follow("vic") for _ in range(3)]
+        assert await next_kind(streams[0]) == "hello"
+        for late in streams[1:]:
+            with pytest.raises(StopAsyncIteration):
+                await next_kind(late)
+        async with aclosing(streams[0]):
+            pass
+
+    run(story, max_of_one=1)
 
 
 def test_shutdown_ends_all_streams() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.identifiers import RESERVED, WORDS, device_name, new_device_name
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Statement
 from edgesplit.trust.identity import certificate_request, load_or_make_key
@@ -19,7 +20,7 @@ from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment,
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.tables.core import Desired, Device, Model, ReleaseRow
+from edgesplit_controller.storage.tables.core import ClaimRow, Desired, Device, Model, ReleaseRow
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.repository_signer import next_version
@@ -130,6 +131,25 @@ def test_messages_of_unknown_and_revoked_devices_are_ignored(bench: DevicesHarne
     assert bench.hear(birth(2)) == "revoked"
     with pytest.raises(NotFound):
         bench.devices.get("stranger")
+
+
+@pytest.mark.parametrize("name", sorted(WORDS))
+def test_a_word_of_the_commands_is_refused_as_device_name(bench: DevicesHarness, name: str) -> None:
+    """At the claim, and at the enrolment by a claim that an older version made: `edgectl device gateway cam none` would
+    mean either. A device that has the name from before can still renew and be sent statements."""
+    with pytest.raises(UsageError, match="word of the commands"):
+        bench.devices.claim(ClaimRequest(device=name, device_class="raspberrypi4"))
+    token, _ = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
+    with bench.database.write() as session:
+        session.execute(update(ClaimRow).values(device=name))
+    with pytest.raises(UsageError, match="word of the commands"):
+        bench.devices.enrol(token, bench.csr("key"), bench.authority.sign_request)
+    assert device_name(name) == name
+    for other in ("none-1", "cam-none"):
+        assert new_device_name(other) == other
+    for reserved in sorted(RESERVED):
+        with pytest.raises(UsageError, match="not a device name"):
+            new_device_name(reserved)
 
 
 def test_a_claim_token_is_valid_once_for_one_key_until_expiry(bench: DevicesHarness) -> None:
