@@ -12,8 +12,8 @@ from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, tab
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
 COLUMNS = (
-    "", "cut", "last layer\non device", ">\nsends", ">\nreceives", ">device\nms", ">encode\nms", ">link\nms", ">remote\nms",
-    ">total\nms",
+    "", "cut", "last layer\non device", ">\nsends", ">\nreceives", ">device\nms", ">encode\nms", ">link\nms",
+    ">remote\nms", ">total\nms",
 )  # fmt: skip
 
 

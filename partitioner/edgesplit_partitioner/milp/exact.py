@@ -67,7 +67,7 @@ class ExactSolver:
         return self.value(goal.total, placement) + slowest
 
     def minimum(self, goal: Goal, constraints: Sequence[Constraint]) -> MilpSolution | None:
-        """The best placement that keeps these constraints, or None. SearchStopped where the search ended without one."""
+        """The best placement that keeps these constraints, or None. SearchStopped where none was shown to be."""
         return self._minimum(goal, constraints, caps_of(constraints))
 
     def minimum_of_equals(
