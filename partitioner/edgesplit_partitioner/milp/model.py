@@ -162,6 +162,7 @@ class MilpModel:
         None where there is none; `forbidden` placements are left out. SearchStopped where neither was shown.
         """
         reference = self._reference(goal, lowest, highest)
+        answer: SolverAnswer | None = None
         for _ in range(_MAX_RESCALES):
             ceiling = _CEILING * reference
             answer = _SolverCall(self, lowest, highest).minimise(goal, caps, forbidden, reference, ceiling, stop)
