@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from record import Target, finish, make_parser
-from trained import Skipped, TrainedModel, load_models, scale_to_whole
+from trained import Skipped, TrainedModel, left_out, load_models, scale_to_whole
 
 from edgesplit.device_profile import list_profiles, load_profile
 from edgesplit.input_spec import INPUT_LAYER
@@ -197,10 +197,10 @@ def _format_cell(cell: Cell) -> str:
     return f"{cell.gain:.2f}x {where}{''.join(dict.fromkeys(lossy))}"
 
 
-def targets_of(cells: Sequence[Cell]) -> list[Target]:
-    """The issue's threshold, over all cells."""
+def targets_of(cells: Sequence[Cell], missing: tuple[str, ...]) -> list[Target]:
+    """The threshold over all cells; `missing` is what was not measured."""
     least = min((cell.gain for cell in cells), default=None)
-    return [Target("gain.least_of_all_cells", least, LEAST_GAIN, at_least=True)]
+    return [Target("gain.least_of_all_cells", least, LEAST_GAIN, at_least=True, left_out=missing)]
 
 
 def main() -> int:
@@ -235,7 +235,10 @@ def main() -> int:
         "with_gain_above_1_percent": sum(cell.gain > 1.01 for cell in cells),
         "skipped": [asdict(model) for model in skipped],
     }
-    finish(results, targets_of(cells), options.json)
+    missing = left_out(skipped, options.model)
+    if options.profile:
+        missing += (f"profiles other than {', '.join(options.profile)} (not asked for)",)
+    finish(results, targets_of(cells, missing), options.json)
     return 0
 
 

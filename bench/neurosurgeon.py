@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import msgspec
 from paper_networks import NETWORKS, Network, PaperLayer
 from record import Target, finish, make_parser
-from trained import Skipped, TrainedModel, load_models, scale_to_whole
+from trained import Skipped, TrainedModel, left_out, load_models, scale_to_whole
 
 from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.input_spec import INPUT_LAYER
@@ -391,9 +391,8 @@ def second_part(profile: DeviceProfile, samples: int, runs: int) -> tuple[dict[s
     """Plans from predicted costs, scored on measured ones."""
     results = list(scores(profile, samples, runs))
     every = [result for result in results if isinstance(result, Score)]
-    left_out = [result for result in results if isinstance(result, Skipped)]
-    for skipped in left_out:
-        print(f"left out: {skipped.name}: {skipped.why}")
+    skipped = [result for result in results if isinstance(result, Skipped)]
+    missing = left_out(skipped)
     without, judged = (
         _summarise([cell for cell in every if not cell.round_trip]),
         [cell for cell in every if cell.round_trip],
@@ -401,12 +400,12 @@ def second_part(profile: DeviceProfile, samples: int, runs: int) -> tuple[dict[s
     summed = _summarise(judged)
     share = summed["optimal"] / len(judged) if judged else None
     targets = [
-        Target("share of plans from predictions that are optimal (47 of 48)", share, OPTIMAL, at_least=True),
-        Target("largest loss of a plan from predictions", summed["worst"], WORST),
+        Target("share of plans from predictions that are optimal (47 of 48)", share, OPTIMAL, True, missing),
+        Target("largest loss of a plan from predictions", summed["worst"], WORST, left_out=missing),
     ]
     scored = {
         "scores": [msgspec.to_builtins(cell) for cell in every],
-        "left_out": [skipped.name for skipped in left_out],
+        "left_out": [model.name for model in skipped],
     }
     return scored | {"with_round_trips": summed, "without_round_trips": without}, targets
 

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from record import Target, finish, make_parser, percentile
+from record import Target, finish, make_parser, models_folder, percentile
 
 from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.errors import EdgeError
@@ -84,22 +84,23 @@ class Case:
         }
 
 
-def find_models(folder: Path, scratch: Path) -> Iterator[tuple[str, PreparedModel]]:
-    """The project's own model, and those of `MODELS` that are in the folder."""
+def find_models(folder: Path, scratch: Path, left_out: list[str]) -> Iterator[tuple[str, PreparedModel]]:
+    """The project's own model, and those of `MODELS` and `MATERIALISED` that are in the folder. The others are added to
+    `left_out`, with the reason."""
     yield "digits", prepare_model((ROOT / "examples/digits/digits.onnx").read_bytes())
     for name, bindings in MODELS.items():
         path = folder / "models" / f"{name}.onnx"
         if path.exists():
             yield name, prepare_model(path.read_bytes(), bindings)
         else:
-            print(f"not there, left out: {path}")
+            left_out.append(f"{name} ({path} is not there)")
     for name in MATERIALISED:
         source, target = folder / "topology" / f"{name}.onnx", scratch / f"{name}.onnx"
         command = [sys.executable, str(folder / "tools/materialise_light.py"), str(source), str(target)]
         if source.exists() and not subprocess.run(command, capture_output=True, check=False).returncode:
             yield name, prepare_model(target.read_bytes())
         else:
-            print(f"cannot be made, left out: {source}")
+            left_out.append(f"{name} ({source} is not there, or cannot be made)")
 
 
 def cuts(model: PreparedModel) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -148,19 +149,24 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="of calibration")
     parser.add_argument("--profile", type=Path, help="a profile calibrated on this machine, instead of calibrating")
-    parser.add_argument("--models", type=Path, default=ROOT.parent / "shared/models", help="folder of trained models")
+    parser.add_argument(
+        "--models", type=Path, default=models_folder(), help="folder of trained models [$EDGESPLIT_MODELS]"
+    )
     parser.add_argument("--runs", type=int, default=15)
     given = parser.parse_args()
     begun = time.perf_counter()
     profile = load_profile(given.profile) if given.profile else _calibrate(given.minutes)
     calibrated_s = time.perf_counter() - begun
     predictor = Predictor(profile)
+    left_out: list[str] = []
     with tempfile.TemporaryDirectory(prefix="edgesplit-bench-") as scratch:
         pairs = [
-            pair for name, model in find_models(given.models, Path(scratch)) for pair in _try(name, model, predictor)
+            pair
+            for name, model in find_models(given.models, Path(scratch), left_out)
+            for pair in _try(name, model, predictor, left_out)
         ]
         measure(pairs, given.runs)
-    _report([case for chosen, _ in pairs for case in chosen], profile, calibrated_s, given.json)
+    _report([case for chosen, _ in pairs for case in chosen], profile, calibrated_s, tuple(left_out), given.json)
 
 
 def _calibrate(minutes: float) -> DeviceProfile:
@@ -169,16 +175,20 @@ def _calibrate(minutes: float) -> DeviceProfile:
     )
 
 
-def _try(name: str, model: PreparedModel, predictor: Predictor) -> list[tuple[list[Case], list[CutSlice]]]:
-    """All slices of a model, predicted; an empty list, with a line printed, where the model is refused."""
+def _try(
+    name: str, model: PreparedModel, predictor: Predictor, left_out: list[str]
+) -> list[tuple[list[Case], list[CutSlice]]]:
+    """All slices of a model, predicted; an empty list where the model is refused, which is added to `left_out`."""
     try:
         return cases(name, model, predictor)
     except EdgeError as error:
-        print(f"{name}: left out: {error}")
+        left_out.append(f"{name} ({error})")
         return []
 
 
-def _report(every: Sequence[Case], profile: DeviceProfile, calibrated_s: float, path: Path | None) -> None:
+def _report(
+    every: Sequence[Case], profile: DeviceProfile, calibrated_s: float, left_out: tuple[str, ...], path: Path | None
+) -> None:
     for case in every:
         row = case.as_json()
         print(
@@ -201,8 +211,8 @@ def _report(every: Sequence[Case], profile: DeviceProfile, calibrated_s: float, 
     }
     print(f"{len(every)} slices of {len(wholes)} models; {inside:.0%} inside their interval")
     targets = [
-        Target("median error of whole models and halves", percentile(errors, 0.5), MEDIAN),
-        Target("p95 error of whole models and halves", percentile(errors, 0.95), P95),
+        Target("median error of whole models and halves", percentile(errors, 0.5), MEDIAN, left_out=left_out),
+        Target("p95 error of whole models and halves", percentile(errors, 0.95), P95, left_out=left_out),
     ]
     finish(results, targets, path)
 

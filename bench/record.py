@@ -16,30 +16,50 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+MODELS = "EDGESPLIT_MODELS"
+"""Environment variable with the folder of the trained reference models, as for the tests."""
 PACKAGES = ("edgesplit", "numpy", "scipy", "msgspec", "onnxruntime", "onnx", "ai-edge-litert", "zstandard")
 """Packages whose versions are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A measured figure with its target: at most `target`, or at least `target` where `at_least` is set."""
+    """A measured figure with its target: at most `target`, or at least `target` where `at_least` is set.
+
+    It is met only by a figure that was measured on all that the target names.
+    """
 
     name: str
     measured: float | None
     """The figure; None where it could not be measured, which counts as a miss."""
     target: float
     at_least: bool = False
+    left_out: tuple[str, ...] = ()
+    """What the target names and the figure was not measured on, each with the reason."""
 
     @property
     def met(self) -> bool:
-        """Whether the target is met; a figure that is missing or not a number does not meet it."""
-        if self.measured is None:
+        """Whether the target is met; a figure that is missing, incomplete or not a number does not meet it."""
+        if self.measured is None or self.left_out:
             return False
         return self.measured >= self.target if self.at_least else self.measured <= self.target
 
     def as_json(self) -> dict[str, Any]:
         """The target as JSON, by DESIGN section 11."""
-        return {"name": self.name, "measured": self.measured, "target": self.target, "met": self.met}
+        told = {"name": self.name, "measured": self.measured, "target": self.target, "met": self.met}
+        return told | ({"left_out": list(self.left_out)} if self.left_out else {})
+
+    def text(self) -> str:
+        """The target as the line that is printed: met or missed, the figure, and what it was not measured on."""
+        shown = "not measured" if self.measured is None else f"{self.measured:.6g}"
+        line = f"{'met   ' if self.met else 'MISSED'} {self.name}: {shown} ({'>=' if self.at_least else '<='} "
+        missing = f"; not measured on {', '.join(self.left_out)}" if self.left_out else ""
+        return f"{line}{self.target:g}){missing}"
+
+
+def models_folder() -> Path:
+    """Folder of the trained reference models: `EDGESPLIT_MODELS`, else `shared/models` beside the repository."""
+    return Path(os.environ.get(MODELS) or Path(__file__).parents[2] / "shared" / "models")
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -81,11 +101,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 def finish(results: Mapping[str, Any], targets: Sequence[Target], path: Path | None) -> None:
     """Print the targets, and write the record as JSON where a path was given."""
     for target in targets:
-        shown = "not measured" if target.measured is None else f"{target.measured:.6g}"
-        print(
-            f"{'met   ' if target.met else 'MISSED'} {target.name}: {shown}"
-            f" ({'>=' if target.at_least else '<='} {target.target:g})"
-        )
+        print(target.text())
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole: dict[str, Any] = {"machine": machine(), "versions": versions(), "results": results}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import wave
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from PIL import Image
+from record import models_folder
 
-from edgesplit.errors import ModelRefused
 from edgesplit.input_spec import InputSpec, parse_input_spec, prepare
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
@@ -59,6 +58,15 @@ class Skipped:
 
     name: str
     why: str
+    needs_hardware: bool = False
+    """It runs on an accelerator only, which this machine lacks: no target names it here."""
+
+
+def left_out(skipped: Iterable[Skipped], only: Sequence[str] = ()) -> tuple[str, ...]:
+    """What a target over all models was not measured on: models that are missing or failed, and those that were not
+    asked for, where `only` some were."""
+    missing = tuple(f"{model.name} ({model.why})" for model in skipped if not model.needs_hardware)
+    return missing + ((f"models other than {', '.join(only)} (not asked for)",) if only else ())
 
 
 Source = Callable[[Path, int], Iterator[tuple[Sample, int | None]]]
@@ -74,15 +82,10 @@ class _Entry:
     bindings: Mapping[str, int] = field(default_factory=dict)
 
 
-def folder() -> Path:
-    """Path of the folder of reference models."""
-    return Path(os.environ.get("EDGESPLIT_MODELS") or REPOSITORY.parent / "shared" / "models")
-
-
 def load_models(count: int, only: Sequence[str] = (), *, tflite: bool = False) -> Iterator[TrainedModel | Skipped]:
     """Every known ONNX model, and with `tflite` every TFLite model, with at most `count` samples each."""
     for entry in (*_ONNX_MODELS, *(_TFLITE_MODELS if tflite else ())):
-        path = REPOSITORY / entry.file if entry.file.startswith("examples/") else folder() / entry.file
+        path = REPOSITORY / entry.file if entry.file.startswith("examples/") else models_folder() / entry.file
         name, given = path.name.removesuffix(".onnx"), "jpeg" if entry.input_text else "tensors"
         if only and name not in only:
             continue
@@ -91,18 +94,24 @@ def load_models(count: int, only: Sequence[str] = (), *, tflite: bool = False) -
             continue
         try:
             yield _loaded(entry, path, name, given, count)
+        except AcceleratorMissing as error:
+            yield Skipped(name, str(error), needs_hardware=True)
         except Exception as error:  # whatever a model or its inputs lack: said, and the others go on
             yield Skipped(f"{name} ({given})", f"{type(error).__name__}: {error}")
+
+
+class AcceleratorMissing(Exception):
+    """The model runs on an accelerator only, and this machine has none."""
 
 
 def _loaded(entry: _Entry, path: Path, name: str, given: str, count: int) -> TrainedModel:
     model = prepare_model(path.read_bytes(), entry.bindings)
     if model.kernels == "edgetpu":
-        raise ModelRefused("it runs on an Edge TPU only, and none is here")
+        raise AcceleratorMissing("it runs on an Edge TPU only, and none is here")
     graph, spec = model.graph, None
     if entry.input_text:
         graph, spec = with_input_layer(model, parse_input_spec(entry.input_text))
-    pairs = list(entry.samples(folder(), count))
+    pairs = list(entry.samples(models_folder(), count))
     if spec is not None:
         for sample, _ in pairs[:1]:
             assert isinstance(sample, bytes)

@@ -62,6 +62,17 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Planned seconds that the bytes take down this link."""
 
 
+CUT_NAME_SEPARATOR = " + "
+"""Between the layers in the name of a cut."""
+
+
+def cut_name(last_layers: Iterable[str]) -> str:
+    """The name of a cut by the layers on the device that no other layer there reads: one in a chain, one per branch
+    where the cut goes through branches. Two cuts never share it, since these layers and all they depend on are the
+    device's part; the last layer in the order of the model may be the same in many."""
+    return CUT_NAME_SEPARATOR.join(last_layers)
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cut (split point) with its codecs and costs. Its latency is a line a + b·x in x = 1/bandwidth."""
 
@@ -75,7 +86,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layers: tuple[str, ...] = ()
     """Layers on the device (used by the planner; empty in a release, whose slices list their layers)."""
     split_after: str = ""
-    """The last layer on the device, for display; empty for `remote`."""
+    """The cut's name for people (`cut_name`), which forces this cut again: the device runs exactly these layers and all
+    they depend on. Empty for `remote`."""
     sends: tuple[str, ...] = ()
     """Tensors that cross the first link upwards, each once."""
     receives: tuple[str, ...] = ()

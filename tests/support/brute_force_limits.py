@@ -72,11 +72,15 @@ class Trial:
         }[limit]
 
 
-def random_instance(rng: random.Random, layers: int, tiers: int, *, lossy: bool) -> Instance:
-    """A graph with shared tensors, several inputs and outputs; every second has round numbers, where equals abound."""
+def random_instance(rng: random.Random, layers: int, tiers: int, *, lossy: bool, decades: float = 0.0) -> Instance:
+    """A graph with shared tensors, several inputs and outputs; every second has round numbers, where equals abound.
+
+    Seconds, joules, losses and rates are multiplied by powers of ten, from -`decades` to `decades`.
+    """
     names, rounded = TIERS[:tiers] if tiers > 2 else (TIERS[0], TIERS[2]), rng.random() < 0.5
 
     def amount(scale: float) -> float:
+        scale *= 10 ** rng.uniform(-decades, decades) if decades else 1.0
         return rng.randrange(0, 5) * scale / 2 if rounded else rng.lognormvariate(0, 1) * scale
 
     def tensor() -> dict[str, Any]:
@@ -108,11 +112,14 @@ def random_instance(rng: random.Random, layers: int, tiers: int, *, lossy: bool)
         {"model": "random", "tiers": names, "inputs": inputs, "outputs": sorted(outputs), "layers": rows}
     )
     codecs = ("raw", "raw+zstd", "fp16", "int8", "fp16+zstd", "int8+zstd") if lossy else ("raw", "raw+zstd")
-    links = tuple(_link(rng) for _ in names[1:])
+    links = tuple(_link(rng, decades) for _ in names[1:])
     return Instance(costs, links, _power(rng), codecs if rng.random() < 0.8 else codecs[:1])
 
 
-def _link(rng: random.Random) -> Link:
+def _link(rng: random.Random, decades: float) -> Link:
+    if decades:
+        up, down = (10 ** rng.uniform(5 - decades, 5 + decades) for _ in range(2))
+        return Link(up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=0.01)
     rates = [1e5, 1e6, 10 ** rng.uniform(4, 7)]
     up, down = rng.choice(rates), rng.choice(rates)
     return Link(up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rng.choice([0.0, 0.01, 0.05]))

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -42,6 +42,12 @@ log = logging.getLogger(__name__)
 RELATIVE_TOLERANCE = 1e-3
 """Tolerance of golden answers, which were computed on another processor: their bits differ here, by far less than this.
 """
+ABSOLUTE_FLOOR = 1e-6
+"""Difference that never counts in an output that is at least `1 / FLOOR_PART` times as large: values inside a network
+are about 1, and their rounding shows in an output however small it is for these inputs."""
+FLOOR_PART = 0.05
+"""Part of an output's range that the absolute floor may be, at most: an output that is tiny everywhere is compared
+too."""
 SMOOTHING = 0.3
 """Weight of a new measurement in the exponential moving average of a slice's run time."""
 
@@ -273,9 +279,14 @@ def load_release(
     return LoadedRelease(release.digest, release.manifest, plan, host, host.emulated)
 
 
-def check_golden(active: LoadedRelease, golden: GoldenExample, chunk: Callable[[str], bytes]) -> dict[str, Tensor]:
+def check_golden(
+    active: LoadedRelease,
+    golden: GoldenExample,
+    chunk: Callable[[str], bytes],
+    ranges: Mapping[str, float] | None = None,
+) -> dict[str, Tensor]:
     """Run one golden input on the device alone and return its outputs. InferenceFailed where they differ from the whole
-    model's.
+    model's, relative to their `ranges` (`golden_ranges`).
 
     Where the plan has no local row there is nothing to compare, loading was the whole test, and the result is empty.
     """
@@ -288,7 +299,7 @@ def check_golden(active: LoadedRelease, golden: GoldenExample, chunk: Callable[[
     outputs = active.run(active.order(local.device), request.inputs, timing)
     active.learn(timing)
     for name, wanted in expected.outputs.items():
-        if name not in outputs or not is_close(outputs[name], wanted):
+        if name not in outputs or not is_close(outputs[name], wanted, (ranges or {}).get(name, 0.0)):
             raise InferenceFailed(f"golden input: output {name!r} differs from the whole model's")
     return {name: outputs[name] for name in expected.outputs}
 
@@ -298,14 +309,40 @@ def golden_inputs(golden: GoldenExample, chunk: Callable[[str], bytes]) -> Tenso
     return oip.decode_request(*with_header_length(chunk(golden.request.sha256))).inputs
 
 
-def is_close(actual: Tensor, expected: Tensor) -> bool:
-    """Whether the tensors are equal up to the rounding of another processor; never where a value became NaN."""
+def golden_ranges(goldens: Sequence[GoldenExample], chunk: Callable[[str], bytes]) -> dict[str, float]:
+    """The largest absolute value of each output over all golden answers: on a picture that shows nothing, a detector's
+    scores are far below their range."""
+    found: dict[str, float] = {}
+    for golden in goldens:
+        for name, tensor in oip.decode_response(*with_header_length(chunk(golden.response.sha256))).outputs.items():
+            found[name] = max(found.get(name, 0.0), range_of(tensor))
+    return found
+
+
+def range_of(tensor: Tensor) -> float:
+    """The largest absolute value that is finite; 0 where there is none, and for text."""
+    if not np.issubdtype(tensor.dtype, np.number):
+        return 0.0
+    finite = tensor[np.isfinite(tensor)]
+    return float(np.max(np.abs(finite.astype(np.float64)))) if finite.size else 0.0
+
+
+def tolerance_of(largest: float) -> float:
+    """Absolute difference that is allowed in an output whose values are up to `largest`."""
+    return max(RELATIVE_TOLERANCE * largest, min(ABSOLUTE_FLOOR, FLOOR_PART * largest))
+
+
+def is_close(actual: Tensor, expected: Tensor, largest: float = 0.0) -> bool:
+    """Whether the tensors are equal up to the rounding of another processor or kernel; never where a value became NaN.
+
+    `largest` is what the output reaches for other inputs, where that is known.
+    """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
     if not np.issubdtype(expected.dtype, np.floating):
         return bool(np.array_equal(actual, expected))
-    scale = float(np.max(np.abs(expected))) if expected.size else 0.0
-    return bool(np.allclose(actual, expected, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE * scale, equal_nan=True))
+    allowed = tolerance_of(max(range_of(expected), largest))
+    return bool(np.allclose(actual, expected, rtol=RELATIVE_TOLERANCE, atol=allowed, equal_nan=True))
 
 
 def with_header_length(body: bytes) -> tuple[bytes, int | None]:

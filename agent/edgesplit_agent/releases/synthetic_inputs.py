@@ -1,6 +1,7 @@
 """Synthetic inputs for a release without golden ones (they are left out above 128 KiB): to tune it, not to judge it.
 
-The release is compared with itself: with every setup it must answer as it did with the first.
+The release is compared with itself: with every setup it must answer as it did with the first. Noise says nothing about
+an output's range (a detector's scores stay near 0), so `loaded_release.tolerance_of` has an absolute floor.
 """
 
 from __future__ import annotations

@@ -14,7 +14,13 @@ from edgesplit.crypto.slice_encryption import decrypting_chunk_source
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.runtime import Tensor
 from edgesplit_agent.releases.chunk_store import ChunkStore
-from edgesplit_agent.releases.loaded_release import LoadedRelease, check_golden, golden_inputs, load_release
+from edgesplit_agent.releases.loaded_release import (
+    LoadedRelease,
+    check_golden,
+    golden_inputs,
+    golden_ranges,
+    load_release,
+)
 from edgesplit_agent.releases.output_drift import Drift, drift_of, worst_drift
 from edgesplit_agent.releases.synthetic_inputs import make_synthetic_inputs, unchanged_answers_check
 from edgesplit_agent.releases.tuner import Tuner
@@ -74,8 +80,9 @@ class ReleaseLoader:
 
     def run_golden(self, active: LoadedRelease) -> list[dict[str, Tensor]]:
         """The outputs for each golden input; InferenceFailed where one differs from the whole model's."""
-        chunk = self._golden_chunk(active)
-        return [check_golden(active, golden, chunk) for golden in active.manifest.golden]
+        chunk, goldens = self._golden_chunk(active), active.manifest.golden
+        ranges = golden_ranges(goldens, chunk) if active.plan.local is not None else {}
+        return [check_golden(active, golden, chunk, ranges) for golden in goldens]
 
     def _golden_chunk(self, active: LoadedRelease) -> Callable[[str], bytes]:
         keys = self.assignment.own_keys(active.digest, active.manifest)

@@ -39,7 +39,8 @@ MAX_NAMED = 10
 @click.argument("model")
 @click.option(
     "--partition", default="auto", show_default=True,
-    help="auto, device, cloud, or the last LAYER that runs on the device; for devices behind a gateway also edge.",
+    help="auto, device, cloud, or a cut by its name in `edgectl plan`: the last LAYER on the device, 'LAYER + LAYER'"
+    " through branches; for devices behind a gateway also edge.",
 )  # fmt: skip
 @click.option(
     "--edge-after",

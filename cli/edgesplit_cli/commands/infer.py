@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,13 @@ def infer(
         if url is None:
             raise UsageError(f"{device} has not reported its agent's address; is it online?")
     if out is not None:
+        if out.suffix != ".npz":
+            raise UsageError(f"--out needs a file that ends with .npz, not {out.name!r}")
         check_writable(out)
     client = Client(url or "http://127.0.0.1:8600")
     answer = client.infer(model, read_inputs(client, model, source), deadline_s=deadline_s)
     if out is not None:
-        np.savez(out, allow_pickle=False, **answer.outputs)
+        write_npz(out, answer.outputs)
     report = msgspec.to_builtins(answer.report) if answer.report else None
     phase_times = phases(answer.report) if answer.report else {}
     if as_json:
@@ -78,6 +82,21 @@ def read_inputs(client: Client, model: str, source: Path) -> dict[str, Any]:
             raise UsageError(f"{model} has the inputs {names}: give an .npz with one array for each")
         return {names[0]: read_npy(source)}
     return {FRAME: source.read_bytes()}
+
+
+def write_npz(file: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write one array per tensor, under its name whatever it is, as `read_npz` reads them; UsageError for text.
+
+    Not `np.savez`: a tensor may be called `file`, which is its first parameter, and numpy 1 writes `allow_pickle` as an
+    array.
+    """
+    text = [name for name, value in tensors.items() if value.dtype.hasobject]
+    if text:
+        raise UsageError(f"--out writes tensors of numbers, and {text[0]!r} is text: use --json")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, value in tensors.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(value), allow_pickle=False)
 
 
 def read_npy(file: Path) -> npt.NDArray[Any]:

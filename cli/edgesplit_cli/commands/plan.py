@@ -66,8 +66,9 @@ class CostsSource:
     help="Radio of the device, for energy. auto: the one the link is named after.",
 )  # fmt: skip
 @click.option(
-    "--partition", default="auto", show_default=True, help="auto, device, cloud, or the last LAYER on the device."
-)
+    "--partition", default="auto", show_default=True,
+    help="auto, device, cloud, or a cut by its name: the last LAYER on the device, 'LAYER + LAYER' through branches.",
+)  # fmt: skip
 @limit_options
 @offload_option
 @click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")

@@ -12,8 +12,8 @@ from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, tab
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
 COLUMNS = (
-    "", "cut", "last layer\non device", ">\nsends", ">device\nms", ">encode\nms", ">link\nms", ">remote\nms",
-    ">total\nms",
+    "", "cut", "last layer\non device", ">\nsends", ">\nreceives", ">device\nms", ">encode\nms", ">link\nms",
+    ">remote\nms", ">total\nms",
 )  # fmt: skip
 
 
@@ -51,12 +51,24 @@ def print_plan(plan: dict[str, Any]) -> None:
     if not all(candidate.get("allowed", True) for candidate in plan["candidates"]):
         out.print("x: a limit forbids it")
     out.print(_best_text(plan, has_value_column))
+    for picture in plan.get("pictures", ()):
+        if picture["hides_the_cloud"]:
+            out.print(picture_text(picture))
     if private := plan["table"].get("required_local_layers"):
         out.print(f"privacy: nothing leaves before {private[-1]!r} has run on the device ({len(private)} layers stay)")
     if link_text := loss_text(next((row for row in plan["table"]["rows"] if row["name"] == best), {})):
         out.print(link_text)
     headings = ("row", "best at this round trip while the uplink is")
     out.print(table(headings, map(_range_row, plan["ranges"]), title="switching table"))
+
+
+def picture_text(picture: dict[str, Any]) -> str:
+    """That a picture is priced as numbers, which alone keeps it from the cloud, and what to do about it."""
+    return (
+        f"{picture['input']} looks like a picture: {format_size(picture['bytes'])} as a tensor; as JPEG about "
+        f"{format_size(picture['jpeg_bytes'])}, with which all-remote would take about {ms(picture['seconds'])} ms: "
+        f"push with --input '{picture['input_spec']} scale=… mean=… std=…'"
+    )
 
 
 def _best_text(plan: dict[str, Any], valued: bool) -> Text:
@@ -150,6 +162,7 @@ def _candidate_row(
         candidate["name"] + codec_suffix(candidate),
         candidate.get("split_after") or "-",
         format_size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
+        format_size(candidate["down_bytes"]) if candidate["down_bytes"] else "-",
         ms(candidate["device_s"]),
         ms(candidate["encode_s"]),
         ms(candidate["link_s"]),

@@ -14,7 +14,7 @@ from edgesplit.device_profile import DeviceProfile
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit_partitioner import edgetpu
-from edgesplit_partitioner.costs.model import Costs, LayerCost, RelativeInterval, TensorCost, check_costs
+from edgesplit_partitioner.costs.model import Costs, LayerCost, PictureInput, RelativeInterval, TensorCost, check_costs
 from edgesplit_partitioner.costs.predict import (
     Prediction,
     Predictor,
@@ -23,6 +23,7 @@ from edgesplit_partitioner.costs.predict import (
     predicted_basis,
 )
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
+from edgesplit_partitioner.ir.pictures import jpeg_bytes, picture_spec, spec_text
 
 DEVICE = "device"
 """Name of the tier that predicted or measured device seconds belong to."""
@@ -78,6 +79,7 @@ def build_costs(
         layers=layers,
         idle_watts={DEVICE: profile.idle_watts.value},
         raw_inputs=tuple(sorted(graph.raw_tensors)),
+        pictures=_pictures(graph),
         device_class=profile.name,
         basis=_basis(graph, profile, device_s is not None, model_format) | dict(basis or {}),
         intervals={} if device_s else {DEVICE: _whole_model_factors(effective_profile, model_format)},
@@ -141,6 +143,18 @@ def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile
     )
     check_costs(extended)
     return extended
+
+
+def _pictures(graph: LayerGraph) -> dict[str, PictureInput]:
+    """Inputs that look like pictures; none where a frame is decoded by the graph's own input layer."""
+    if FRAME in graph.inputs:
+        return {}
+    specs = {name: picture_spec(graph.tensors[name]) for name in graph.inputs}
+    return {
+        name: PictureInput(jpeg_bytes=jpeg_bytes(spec), input_spec=spec_text(spec))
+        for name, spec in specs.items()
+        if spec is not None
+    }
 
 
 def main_operator(layer: Layer) -> str:

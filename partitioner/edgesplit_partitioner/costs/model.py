@@ -68,6 +68,15 @@ class TensorCost(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, codecs=codecs)
 
 
+class PictureInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A model input that most likely is a picture and is sent as numbers, for want of an input spec."""
+
+    jpeg_bytes: int
+    """Typical size of its JPEG."""
+    input_spec: str
+    """The input spec that would send the JPEG, but for scale, mean and std, which are the model's own."""
+
+
 class RelativeInterval(msgspec.Struct, frozen=True, kw_only=True):
     """Prediction interval relative to the predicted value: the true value lies between `low` and `high` times it with
     probability `coverage`."""
@@ -108,6 +117,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     raw_inputs: tuple[str, ...] = ()
     """Tensors that still show the raw input (the inputs and what is only decoded, moved or rescaled from them). Empty
     means: the inputs."""
+    pictures: dict[str, PictureInput] = {}
+    """Inputs that most likely are pictures and are sent as numbers. No plan depends on them."""
     device_class: str = ""
     basis: dict[str, str] = {}
     """By tier: `measured` or `predicted`, followed by the machine or profile."""
@@ -214,6 +225,13 @@ def check_costs(costs: Costs) -> None:
         if tensor not in known:
             hint = _suggestion(tensor, known)
             raise UsageError(f"costs: {tensor!r} is named as an output or raw input but nothing writes it{hint}")
+    for name, picture in costs.pictures.items():
+        if name not in costs.inputs:
+            raise UsageError(f"costs: pictures: {name!r} is no input{_suggestion(name, costs.inputs)}")
+        if picture.jpeg_bytes < 1:
+            raise UsageError(
+                f"costs: pictures: the JPEG of {name!r} has {picture.jpeg_bytes} bytes; at least 1 is needed"
+            )
     for tier, factors in costs.intervals.items():
         _check_tiers(costs, "intervals", (tier,))
         if not (0 < factors.low <= 1 <= factors.high < math.inf and 0 < factors.coverage < 1):

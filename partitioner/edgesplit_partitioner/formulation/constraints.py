@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from edgesplit.errors import InfeasibleLimits, UsageError
-from edgesplit.plan import Fallback
+from edgesplit.plan import CUT_NAME_SEPARATOR, Fallback
 from edgesplit_partitioner.arrays import Mask
 from edgesplit_partitioner.costs.model import Costs, LayerCost, to_python_types
 
@@ -32,7 +32,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     force: str = "auto"
     """`auto`; or `device` or `cloud`, where then all layers run; or a layer's name, which means `force_after`."""
     force_after: str = ""
-    """Exactly this layer and all it depends on run on the device, the rest remotely."""
+    """The name of a cut: exactly this layer, or these as in `conv1 + conv7`, and all they depend on run on the device,
+    the rest remotely."""
     edge_after: str = ""
     """With `force_after`: of what runs remotely exactly this layer and all it depends on run on the next tier, the rest
     beyond it."""
@@ -193,16 +194,19 @@ def _forced(costs: Costs, limits: Limits, remote: str) -> DeviceRemoteSplit:
 
 
 def with_dependencies(costs: Costs, name: str, label: str) -> Mask:
-    """By layer: whether it is the one of that name or one that it depends on.
+    """By layer: whether it is the one of that name, or one of those that the name of a cut lists, or one that these
+    depend on.
 
     UsageError where the model has no such layer; `label` is the limit that names it.
     """
     known = [layer.name for layer in costs.layers]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 3)
+    # A layer may be called `a + b`: the whole is tried before its parts.
+    names = [name] if name in known else [part.strip() for part in name.split(CUT_NAME_SEPARATOR.strip())]
+    for unknown in (part for part in names if part not in known):
+        near = difflib.get_close_matches(unknown, known, 3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"{label}: no layer is called {name!r}{hint}")
-    return _closed(costs, {name: label}, {}).on_device
+        raise UsageError(f"{label}: no layer is called {unknown!r}{hint}")
+    return _closed(costs, dict.fromkeys(names, label), {}).on_device
 
 
 def check_keep_first(costs: Costs, limits: Limits) -> None:

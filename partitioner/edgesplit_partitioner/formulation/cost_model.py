@@ -246,6 +246,14 @@ class CostModel:
         read_beyond[self.read_tensor[beyond[self.read_layer]]] = True
         return read_beyond & ~made_beyond, self.is_output & made_beyond
 
+    def last_layers(self, below: Mask) -> Mask:
+        """Of the layers that run before a link: those that no other layer there reads. With all they depend on they are
+        exactly the layers `below`."""
+        makers = self.maker[self.read_tensor[below[self.read_layer]]]
+        is_last = below.copy()
+        is_last[makers[makers >= 0]] = False
+        return is_last
+
     def crossing_after(self, sending: Floats) -> Floats:
         """By number of first layers before a link, 0 to all: the sum of `sending` over the tensors that cross it."""
         nodes, tensors, size = self._crossing_tree

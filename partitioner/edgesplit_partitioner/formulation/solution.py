@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from edgesplit.plan import LOCAL, REMOTE, Hop, Row
+from edgesplit.plan import LOCAL, REMOTE, Hop, Row, cut_name
 from edgesplit_partitioner.arrays import Ints, Mask
 from edgesplit_partitioner.formulation.cost_model import CostModel, TransferCosts, measured_cost
 
@@ -74,7 +74,7 @@ def to_row(model: CostModel, solution: Solution) -> Row:
         device=here,
         remote=there,
         layers=here,
-        split_after=here[-1] if here else "",
+        split_after=cut_name(_layer_names(model, model.last_layers(on_device))),
         sends=sends,
         receives=receives,
         codecs=codecs,

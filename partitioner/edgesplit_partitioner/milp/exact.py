@@ -11,21 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from edgesplit.errors import EdgeError
 from edgesplit_partitioner.formulation import cost_terms
 from edgesplit_partitioner.formulation.cost_model import CostModel
 from edgesplit_partitioner.formulation.cost_terms import Placement
 from edgesplit_partitioner.milp.demands import Constraint, caps_of, tier_bounds
-from edgesplit_partitioner.milp.model import Cap, Goal, MemoryUse, MilpModel, Quantity, SolverAnswer, StopCriteria
+from edgesplit_partitioner.milp.model import (
+    Cap,
+    Goal,
+    MemoryUse,
+    MilpModel,
+    Quantity,
+    SearchStopped,
+    SolverAnswer,
+    StopCriteria,
+)
 
 EXACT = 1e-9
 """Values closer than this fraction are equal, and a limit missed by less is kept: the noise of adding doubles."""
 _MAX_MISSES = 50
 """Answers that only the solver's tolerance accepts are forbidden one by one, at most this many."""
-
-
-class SearchStopped(EdgeError):
-    """Time ran out before anything was found or shown to be impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class ExactSolver:
         return self.value(goal.total, placement) + slowest
 
     def minimum(self, goal: Goal, constraints: Sequence[Constraint]) -> MilpSolution | None:
-        """The best placement that keeps these constraints, or None. SearchStopped where time ran out."""
+        """The best placement that keeps these constraints, or None. SearchStopped where none was shown to be."""
         return self._minimum(goal, constraints, caps_of(constraints))
 
     def minimum_of_equals(
@@ -109,10 +113,7 @@ class ExactSolver:
         forbidden: list[Placement] = []
         bound = -math.inf
         while len(forbidden) < _MAX_MISSES:
-            try:
-                answer: SolverAnswer | None = program.solve(goal, caps, lowest, highest, self.stop, forbidden)
-            except TimeoutError as error:
-                raise SearchStopped(f"{error}; give the search more time or fewer layers") from error
+            answer: SolverAnswer | None = program.solve(goal, caps, lowest, highest, self.stop, forbidden)
             if answer is None:
                 return None
             # Forbidden placements miss a limit, so a bound on the others holds for all that count.

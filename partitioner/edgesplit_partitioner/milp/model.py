@@ -32,6 +32,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from edgesplit.errors import EdgeError
 from edgesplit_partitioner.arrays import Floats, Ints
 from edgesplit_partitioner.formulation.cost_model import CostModel, TransferOption
 from edgesplit_partitioner.formulation.cost_terms import CostTerm, Placement
@@ -40,6 +41,20 @@ _SCALE = 1e3
 """What goals and caps are scaled to: HiGHS distinguishes values to about 1e-6, so scaled ones to 1e-9 of themselves."""
 _ROUNDING = 1e-12
 """Fraction of a sum that may be nothing but its rounding error."""
+_CEILING = 1e4
+"""Multiple of a goal's expected size to which every single price is lowered: HiGHS fails where the numbers of one
+program differ by much more than 1e9."""
+_MARGIN = 1e-3
+"""Fraction below a ceiling at which an answer surely uses none of the prices that were lowered to it."""
+_MAX_RESCALES = 100
+"""How often a goal is solved again at another size, at most. Each time its size grows by `_CEILING`, and a double has
+600 decades."""
+_TIME_LIMIT = 1
+"""Status of scipy's `milp` where its time limit was reached."""
+
+
+class SearchStopped(EdgeError):
+    """The search ended before any plan was found or shown to be impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,30 +159,40 @@ class MilpModel:
     ) -> SolverAnswer | None:
         """The placement that is least in `goal` with every layer between its lowest and highest tier.
 
-        None where there is none; `forbidden` placements are left out. TimeoutError where neither was shown in time.
+        None where there is none; `forbidden` placements are left out. SearchStopped where neither was shown.
         """
         reference = self._reference(goal, lowest, highest)
-        answer = _SolverCall(self, lowest, highest).minimise(goal, caps, forbidden, reference, stop)
-        # The tolerances are absolute, so a goal whose size was guessed wrong by far is solved again at its own size.
-        for _ in range(3):
-            # What is left of a sum that cancels is no size to scale by: HiGHS refuses the numbers that come of it.
-            if answer is None or answer.value <= _ROUNDING * reference or 1e-2 <= answer.value / reference <= 1e2:
+        answer: SolverAnswer | None = None
+        for _ in range(_MAX_RESCALES):
+            ceiling = _CEILING * reference
+            answer = _SolverCall(self, lowest, highest).minimise(goal, caps, forbidden, reference, ceiling, stop)
+            # Prices above the ceiling were lowered to it, and none is negative. So an answer below the ceiling uses
+            # none of these, and is the best by the true prices too; every other best is at least as large as this.
+            if answer is None or not math.isfinite(ceiling):
                 break
-            reference = answer.value
-            answer = _SolverCall(self, lowest, highest).minimise(goal, caps, forbidden, reference, stop)
+            if answer.value < ceiling * (1 - _MARGIN):
+                # What is left of a sum that cancels is no size to scale by: HiGHS refuses the numbers that come of it.
+                if answer.value <= _ROUNDING * reference or 1e-2 <= answer.value / reference <= 1e2:
+                    break
+                # The tolerances are absolute, so a goal whose size was guessed wrong is solved again at its own size.
+                reference = answer.value
+            else:
+                reference = max(answer.value, ceiling)
         return answer
 
     def beyond(self, layer: int, link: int) -> int:
         """The variable that is 1 where a layer runs beyond a link."""
         return layer * self._links + link
 
-    def terms(self, term: CostTerm) -> tuple[Floats, float]:
-        """A cost term as a value per variable, and a constant."""
+    def terms(self, term: CostTerm, ceiling: float) -> tuple[Floats, float]:
+        """A cost term as a value per variable, and a constant; by `lowered` prices."""
         # All-local is the constant; each link that a layer runs beyond adds the difference of its tiers and what its
         # outputs pay on the way down.
-        steps = np.diff(term.layer, axis=0).T + np.outer(self.model.answer_bytes, term.down_byte)
-        options = [term.of_transfer(option, link) for _, link, option in self._options]
-        return np.concatenate([steps.ravel(), options, term.crossed]), float(term.layer[0].sum())
+        layer = lowered(term.layer, ceiling)
+        answers = lowered(np.outer(self.model.answer_bytes, term.down_byte), ceiling)
+        steps = np.diff(layer, axis=0).T + answers
+        options = lowered([term.of_transfer(option, link) for _, link, option in self._options], ceiling)
+        return np.concatenate([steps.ravel(), options, lowered(term.crossed, ceiling)]), float(layer[0].sum())
 
     def leaving(self, tensor: int) -> list[int]:
         """The variables of which one is 1 where a tensor leaves the device."""
@@ -253,15 +278,21 @@ class _SolverCall:
         self.high[beyond] = list((highest[:, None] > links).astype(float).ravel())
 
     def minimise(
-        self, goal: Goal, caps: Sequence[Cap], forbidden: Sequence[Placement], reference: float, stop: StopCriteria
+        self,
+        goal: Goal,
+        caps: Sequence[Cap],
+        forbidden: Sequence[Placement],
+        reference: float,
+        ceiling: float,
+        stop: StopCriteria,
     ) -> SolverAnswer | None:
-        """The least of the goal, scaled by `reference`, about how large it is. TimeoutError where time ran out."""
+        """The least of the goal by `lowered` prices, scaled by `reference`, about how large it is."""
         for cap in caps:
             self._cap(cap)
         for placement in forbidden:
             self.rows.add(*self.program.differs(placement))
         scale = _SCALE / reference
-        objective, constant = self._objective(goal, scale)
+        objective, constant = self._objective(goal, scale, ceiling)
         objective = np.concatenate([objective, np.zeros(len(self.integral) - len(objective))])
         result = self._solve(objective, stop, presolve=True)
         if result.x is None and "error" in result.message.lower():
@@ -270,7 +301,7 @@ class _SolverCall:
         if result.x is None and "infeasible" in result.message.lower():
             return None
         if result.x is None:
-            raise TimeoutError(f"nothing found within {stop.time_limit_s:g} s: {result.message}")
+            raise SearchStopped(stopped_text(result.status, result.message, stop))
         dual = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun
         placement = self.program.placement(result.x)
         return SolverAnswer(placement, dual / scale + constant, float(result.fun) / scale + constant)
@@ -290,18 +321,18 @@ class _SolverCall:
                 },
             )
 
-    def _objective(self, goal: Goal, scale: float) -> tuple[Floats, float]:
+    def _objective(self, goal: Goal, scale: float, ceiling: float) -> tuple[Floats, float]:
         """A value per variable so far, and what is added outside the program."""
         if isinstance(goal.total, MemoryUse):
-            terms, constant = self._memory(goal.total, scale)
+            terms, constant = self._memory(goal.total, scale, ceiling)
             return self._dense(terms), constant
-        values, constant = self.program.terms(goal.total)
+        values, constant = self.program.terms(goal.total, ceiling)
         objective = np.concatenate([values * scale, np.zeros(len(self.integral) - len(values))])
         if goal.stages:
             # The greatest of the stages is linear: a variable that is at least each of them, and is minimised.
             slowest = self._continuous()
             for stage in goal.stages:
-                values, stage_constant = self.program.terms(stage)
+                values, stage_constant = self.program.terms(stage, ceiling)
                 terms = [(int(i), -values[i] * scale) for i in np.flatnonzero(values)]
                 self.rows.add([(slowest, 1.0), *terms], stage_constant * scale)
             objective = np.concatenate([objective, np.zeros(len(self.integral) - len(objective))])
@@ -309,17 +340,21 @@ class _SolverCall:
         return objective, constant
 
     def _cap(self, cap: Cap) -> None:
-        """The row that keeps a quantity at its cap, scaled so that the cap is as large as `_SCALE`."""
-        scale = _SCALE / cap.most if cap.most > 0 else 1.0
+        """The row that keeps a quantity at its cap, scaled so that the cap is as large as `_SCALE`.
+
+        A price of twice the cap breaks it as surely as a larger one: by `lowered` prices the row means the same.
+        """
+        scale, ceiling = (_SCALE / cap.most, 2 * cap.most) if cap.most > 0 else (_SCALE, 0.0)
         if isinstance(cap.quantity, MemoryUse):
-            terms, constant = self._memory(cap.quantity, scale)
+            terms, constant = self._memory(cap.quantity, scale, ceiling)
         else:
-            values, constant = self.program.terms(cap.quantity)
+            values, constant = self.program.terms(cap.quantity, ceiling)
             terms = [(int(i), float(values[i]) * scale) for i in np.flatnonzero(values)]
         self.rows.add(terms, -np.inf, (cap.most - constant) * scale)
 
-    def _memory(self, use: MemoryUse, scale: float) -> tuple[list[tuple[int, float]], float]:
-        """Weights and peak as terms and a constant outside the scale; what the peak needs goes into rows.
+    def _memory(self, use: MemoryUse, scale: float, ceiling: float) -> tuple[list[tuple[int, float]], float]:
+        """Weights and peak as terms and a constant outside the scale, by `lowered` bytes; what the peak needs goes into
+        rows.
 
         At each step of the stored order the peak is at least: what is made on the device by then and still to be read,
         and what was last read before and is sent. A step whose layer runs elsewhere holds no more than the one before
@@ -327,6 +362,7 @@ class _SolverCall:
         steps. `cost_terms.peak_bytes` counts the same for a given assignment.
         """
         model, program = self.program.model, self.program
+        raw_bytes, weight_bytes = lowered(model.raw_bytes, ceiling), lowered(model.weight_bytes, ceiling)
         peak = self._continuous()
         # The variable that is the sum of what was last read before and is sent; None while nothing can be.
         waiting: int | None = None
@@ -340,7 +376,7 @@ class _SolverCall:
                 after = self._continuous()
                 self.rows.add([*before, *sent, (after, -1.0)], 0.0, 0.0)
                 waiting = after
-            alive.update((tensor, float(model.raw_bytes[tensor]) * scale) for tensor in made_at[step])
+            alive.update((tensor, float(raw_bytes[tensor]) * scale) for tensor in made_at[step])
             # peak >= waiting + sum of size * (1 - beyond[maker]): the ones are the constant on the right.
             terms, constant = [(peak, 1.0)], 0.0
             for tensor, size in alive.items():
@@ -349,9 +385,9 @@ class _SolverCall:
                 if maker >= 0:
                     terms.append((program.beyond(maker, 0), size))
             self.rows.add(terms if waiting is None else [*terms, (waiting, -1.0)], constant)
-        weights = [] if use.warm else list(enumerate(model.weight_bytes))
+        weights = [] if use.warm else list(enumerate(weight_bytes))
         stays = [(program.beyond(layer, 0), -float(size) * scale) for layer, size in weights if size]
-        return [(peak, 1.0), *stays], float(model.weight_bytes.sum())
+        return [(peak, 1.0), *stays], float(weight_bytes.sum())
 
     def _continuous(self) -> int:
         """A new continuous variable of at least 0."""
@@ -366,6 +402,25 @@ class _SolverCall:
         for variable, value in terms:
             values[variable] += value
         return values
+
+
+def lowered(prices: Floats | Sequence[float], ceiling: float) -> Floats:
+    """Prices of at most `ceiling`; where that is 0, 1 for each price above 0."""
+    given = np.asarray(prices, dtype=np.float64)
+    return np.minimum(given, ceiling) if ceiling > 0 else np.sign(given)
+
+
+def stopped_text(status: int, message: str, stop: StopCriteria) -> str:
+    """Why the solver returned no plan, by the status and message of scipy's `milp`, and what to do."""
+    if status == _TIME_LIMIT:
+        return (
+            f"no plan was found within {stop.time_limit_s:g} s, and none was shown to be impossible ({message}): "
+            "plan with fewer codecs, tiers or limits"
+        )
+    return (
+        f"the solver failed, not for lack of time (status {status}: {message}): plan with another limit or link, and "
+        "report this with the costs"
+    )
 
 
 @contextmanager

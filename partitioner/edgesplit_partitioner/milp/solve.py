@@ -24,8 +24,8 @@ from edgesplit_partitioner.formulation.cost_terms import CostTerm
 from edgesplit_partitioner.formulation.objectives import ENERGY, LATENCY, LATENCY_P95, THROUGHPUT
 from edgesplit_partitioner.milp.conflict import conflict_error
 from edgesplit_partitioner.milp.demands import Constraint, constraints_of
-from edgesplit_partitioner.milp.exact import ExactSolver, MilpSolution, SearchStopped
-from edgesplit_partitioner.milp.model import Goal, StopCriteria
+from edgesplit_partitioner.milp.exact import ExactSolver, MilpSolution
+from edgesplit_partitioner.milp.model import Goal, SearchStopped, StopCriteria
 
 SAMPLED_RATES = tuple(2.0**power for power in range(-6, 7))
 """Factors on the planned uplink rate at which a stream's rows are made: its slowest stage is no line over bandwidth."""

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 import onnx
 
 from edgesplit.errors import ModelRefused, UsageError
@@ -21,16 +20,13 @@ from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner.ir.chunking import Bytes, Data
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor
+from edgesplit_partitioner.ir.pictures import jpeg_bytes
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel, check_tensor_sizes
 from edgesplit_partitioner.ir.tensor_types import TensorType
 from edgesplit_partitioner.onnx_format import archive, layers, optimise, validate
 from edgesplit_partitioner.onnx_format.fingerprint import onnx_fingerprint
 from edgesplit_partitioner.onnx_format.operator_work import input_work
 from edgesplit_partitioner.onnx_format.slices import onnx_slice_files
-
-JPEG_BITS_PER_PIXEL = ((1, 0.15), (30, 0.6), (50, 0.8), (75, 1.2), (85, 1.6), (90, 2.0), (95, 3.0), (100, 6.3))
-"""Pairs of JPEG quality and bits per pixel: between the medians of 28 photographs at 320x240 (Pillow, 4:2:0; q85: 1.9)
-and of one at 640x480 (1.2). Used only where no sample frames are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +89,9 @@ def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> OnnxM
     message, data = archive.unpack(raw) if archive.is_archive(raw) else (raw[:], {})
     model = validate.read_model(message, data)
     validate.drop_initializer_inputs(model)
+    if validate.has_foreign_operators(model):
+        # Before lengths are asked for: no length makes an operator known.
+        optimise.check_operators(model, data)
     lengths = validate.bind_values(model.graph, bindings or {})
     if len(lengths) < len(bindings or {}) and validate.has_branches(model.graph) and not data:
         model = optimise.fold_constants(
@@ -181,13 +180,6 @@ def with_input_layer(model: PreparedModel, spec: InputSpec) -> tuple[LayerGraph,
 def frame_bytes(spec: InputSpec) -> int:
     """Size of one frame in bytes: exact for sound, typical for pictures."""
     return PCM16_BYTES * spec.samples if spec.is_sound else jpeg_bytes(spec)
-
-
-def jpeg_bytes(spec: InputSpec) -> int:
-    """Typical size in bytes of the spec's JPEG frame, for costs before any sample frame was given."""
-    qualities, bits = zip(*JPEG_BITS_PER_PIXEL, strict=True)
-    per_pixel = float(np.interp(spec.quality, qualities, bits))
-    return 600 + round(spec.width * spec.height * per_pixel / 8 * (0.8 if spec.colour == "gray" else 1.0))
 
 
 def _picture_input(model: PreparedModel, spec: InputSpec) -> TensorSpec:

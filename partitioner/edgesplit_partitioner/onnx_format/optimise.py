@@ -74,11 +74,17 @@ class DeclaredTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] | None
 
 
+class OperatorUnknown(ModelRefused):
+    """The model has an operator that onnxruntime does not have, or not for a CPU."""
+
+
 class TaskResult(msgspec.Struct, frozen=True):
     """Result of a task, which the child writes for the parent."""
 
     refused: str = ""
     """Why onnxruntime refuses the model; empty where it does not."""
+    unknown_operator: bool = False
+    """The refusal names an operator that onnxruntime does not have."""
     declared: dict[str, DeclaredTensor] = {}
     """Declared type and shape of every tensor, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -110,19 +116,34 @@ def optimise(
     return optimised, resolve_types(optimised.graph, declared, trials), weights
 
 
+def check_operators(model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None) -> None:
+    """OperatorUnknown where onnxruntime does not have one of the model's operators. Whatever else it refuses here, as
+    a shape that is not settled yet, is left to `optimise`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    try:
+        fold_constants(copy, data)
+    except OperatorUnknown:
+        raise
+    except ModelRefused:
+        return
+
+
 def _memory_map(path: Path) -> mmap.mmap:
     """A file's bytes, memory-mapped: they stay readable after the file is deleted and can be evicted from memory."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+def fold_constants(model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None) -> onnx.ModelProto:
     """The model after constant folding, where an If with a constant condition keeps only its branch; ModelRefused where
-    onnxruntime refuses the model."""
+    onnxruntime refuses the model. Its weights in data files stay in one, which is gone with the call."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
         folder = Path(name)
+        if data:
+            _write_data(model, data, folder / GIVEN_DATA_FILE)
         (folder / GIVEN_FILE).write_bytes(model.SerializeToString())
-        _run_child("optimise", folder, model.ByteSize())
+        _run_child("optimise", folder, model.ByteSize() + sum(map(len, (data or {}).values())))
         return onnx.load_model(str(folder / OPTIMISED_FILE), load_external_data=False)
 
 
@@ -212,7 +233,7 @@ def _run_child(task: str, folder: Path, size: int) -> TaskResult:
     raw = run_child(CHILD, task, folder, memory_bytes, limit_s=TIMEOUT_S, result=result, runtime=runtime)
     answer = msgspec.json.decode(raw, type=TaskResult)
     if answer.refused:
-        raise ModelRefused(answer.refused)
+        raise (OperatorUnknown if answer.unknown_operator else ModelRefused)(answer.refused)
     return answer
 
 
@@ -228,12 +249,14 @@ def main(arguments: list[str]) -> None:
     except MemoryError:
         answer = TaskResult(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
-        answer = TaskResult(refused=refusal_message(str(error)))
+        unknown = operator_message(str(error))
+        answer = TaskResult(refused=unknown or refusal_message(str(error)), unknown_operator=bool(unknown))
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(answer))
 
 
-def refusal_message(text: str) -> str:
-    """onnxruntime's error message as a sentence about the model, without paths and source locations."""
+def operator_message(text: str) -> str:
+    """onnxruntime's error message about an operator that it does not have as a sentence about the model; empty for any
+    other message."""
     unknown = re.search(r"No Op registered for (\S+) with domain_version of (\d+)", text)
     if unknown:
         operator = f"{unknown[1]!r} (operator set {unknown[2]})"
@@ -246,6 +269,13 @@ def refusal_message(text: str) -> str:
         return (
             f"onnxruntime {onnxruntime.__version__} cannot run the operator {kernel[1]} (node {kernel[2]!r}) on a CPU"
         )
+    return ""
+
+
+def refusal_message(text: str) -> str:
+    """onnxruntime's error message as a sentence about the model, without paths and source locations."""
+    if unknown := operator_message(text):
+        return unknown
     if "bad_alloc" in text:
         return "the model needs more memory than the limit for models"
     text = re.sub(r"/onnxruntime_src/.*? was false\.", "", text)

@@ -138,6 +138,17 @@ def drop_initializer_inputs(model: onnx.ModelProto) -> None:
     graph.input.extend(inputs_left)
 
 
+def has_foreign_operators(model: onnx.ModelProto) -> bool:
+    """Whether the model has operators that are in no ONNX operator set and that it does not define itself: those of
+    other domains, of which onnxruntime has some."""
+    defined = {(function.domain, function.name) for function in model.functions}
+    return any(
+        (node.domain, node.op_type) not in defined and not onnx.defs.has(node.op_type, node.domain)
+        for graph in nodes.all_graphs(model.graph)
+        for node in graph.node
+    )
+
+
 def bind_values(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> dict[str, int]:
     """Make an input that is a single integer and named by a binding a constant of that value, in place; returns the
     bindings that remain.

@@ -42,7 +42,7 @@ class CutSummary(msgspec.Struct, frozen=True, kw_only=True):
     cut: dict[str, int]
     """Number of layers by tier."""
     last: dict[str, str]
-    """By tier that runs layers, except the furthest: the name of its last layer."""
+    """By tier that runs layers, except the furthest: the name of its last layer; the name of the cut for the device."""
     value: float
     """Of the objective."""
     seconds: float
@@ -178,7 +178,11 @@ def _choice(made: PlanResult) -> CutSummary:
     cut = {tier: made.cut.get(tier, ()) for tier in made.tiers}
     return CutSummary(
         cut={tier: len(layers) for tier, layers in cut.items()},
-        last={tier: layers[-1] for tier, layers in list(cut.items())[:-1] if layers},
+        last={
+            tier: made.row.split_after if tier == made.tiers[0] else layers[-1]
+            for tier, layers in list(cut.items())[:-1]
+            if layers
+        },
         value=made.value,
         seconds=made.seconds,
         joules=made.joules,

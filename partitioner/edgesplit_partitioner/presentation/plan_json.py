@@ -37,14 +37,51 @@ def describe(
     links = link if isinstance(link, Mapping) else {f"{costs.tiers[0]}-{costs.tiers[-1]}": link}
     allowed = tuple(codecs) if codecs else None
     made = plan(costs, links, objective=objective, limits=limits, codecs=allowed)
+    candidates = made.candidates()
     return made.to_builtins() | {
         "device_class": costs.device_class,
         "basis": dict(costs.basis),
         "best": made.row.name,
-        "candidates": [_candidate(candidate, made) for candidate in made.candidates()],
+        "candidates": [_candidate(candidate, made) for candidate in candidates],
+        "pictures": [msgspec.to_builtins(picture) for picture in pictures(costs, candidates, made.link)],
         "ranges": [_range(name, rates) for name, rates in _by_rate(made)],
         "rows": [_row_name(row) for row in made.table.rows],
     }
+
+
+class SentPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """A model input that most likely is a picture, and what all-remote would take if it went as a JPEG."""
+
+    input: str
+    bytes: int
+    """Its size as numbers."""
+    jpeg_bytes: int
+    input_spec: str
+    seconds: float
+    """Latency of all-remote with the JPEG, which is decoded there in no time."""
+    hides_the_cloud: bool
+    """All-remote is slower than the best cut as it is priced, and would be faster with the JPEG."""
+
+
+def pictures(costs: Costs, candidates: Iterable[Candidate], link: Link) -> list[SentPicture]:
+    """The inputs that most likely are pictures sent as numbers; empty where all-remote is not among the candidates."""
+    found = list(candidates)
+    remote = next((one for one in found if one.allowed and not one.row.layers), None)
+    if remote is None:
+        return []
+    sent: list[SentPicture] = []
+    for name, picture in costs.pictures.items():
+        others = sum(cost.bytes for other, cost in costs.inputs.items() if other != name and other in remote.row.sends)
+        fewer = remote.row.up_bytes - others - picture.jpeg_bytes
+        seconds = remote.seconds - max(fewer, 0) / link.up_bytes_per_s
+        best_s = min(one.seconds for one in found if one.allowed)
+        sent.append(
+            SentPicture(
+                input=name, bytes=costs.inputs[name].bytes, jpeg_bytes=picture.jpeg_bytes,
+                input_spec=picture.input_spec, seconds=seconds, hides_the_cloud=seconds < best_s < remote.seconds,
+            )
+        )  # fmt: skip
+    return sent
 
 
 def _candidate(candidate: Candidate, made: PlanResult) -> dict[str, Any]:

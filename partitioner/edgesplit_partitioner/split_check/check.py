@@ -26,7 +26,7 @@ import numpy as np
 
 from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec
-from edgesplit.plan import Row
+from edgesplit.plan import Row, cut_name
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensors
 from edgesplit_partitioner.ir.graph import LayerGraph
@@ -256,12 +256,13 @@ class _Workspace:
         """The report's entry for a cut, from the child's result."""
         sends = self._crossing_tensors(cut.device)
         tensors = [self._graph.tensors[name] for name in sends]
-        device_layers = [layer.name for layer in self._graph.layers if layer.name in cut.device]
+        here = [layer for layer in self._graph.layers if layer.name in cut.device]
+        read_here = {name for layer in here for name in layer.reads}
         exact, fast = result.modes.get("exact"), result.modes.get("fast")
         return Cut(
             name=cut.name,
-            split_after=device_layers[-1] if device_layers else "",
-            device_layers=len(device_layers),
+            split_after=cut_name(layer.name for layer in here if read_here.isdisjoint(layer.writes)),
+            device_layers=len(here),
             sends=sends,
             up_bytes=sum(tensor.bytes for tensor in tensors),
             open_lengths=any(-1 in tensor.shape for tensor in tensors if tensor.name != FRAME),

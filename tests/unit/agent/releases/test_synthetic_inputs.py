@@ -7,7 +7,7 @@ import pytest
 
 from edgesplit.errors import InferenceFailed
 from edgesplit.release.manifest import TensorSpec
-from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.releases.loaded_release import LoadedRelease, tolerance_of
 from edgesplit_agent.releases.synthetic_inputs import make_synthetic_inputs, unchanged_answers_check
 from support.agent_engine import LOCAL, REMOTE, Step, active
 
@@ -53,6 +53,27 @@ def test_options_that_change_the_answer_are_detected() -> None:
     add["is"] = np.float32(1.1)
     with pytest.raises(InferenceFailed, match="differs from the first run's"):
         check()
+
+
+def test_a_score_of_4e_5_on_noise_was_compared_relative_to_itself() -> None:
+    """A detector's scores on noise differ by 1.5e-7 in fast mode, which was refused; a third of them still is."""
+    shift = {"by": np.float32(0)}
+    steps = {"a": Step("x", "h", lambda x: x), "b": Step("h", "y", lambda h: h * np.float32(4e-5) + shift["by"])}
+    release = active(LOCAL, steps=steps)
+    check = unchanged_answers_check(release, {"x": np.ones((1, 4), np.float32)})
+    shift["by"] = np.float32(1.5e-7)
+    check()
+    shift["by"] = np.float32(1.3e-5)
+    with pytest.raises(InferenceFailed, match="differs from the first run's"):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("largest", "allowed"), [(1.0, 1e-3), (1e-3, 1e-6), (4e-5, 1e-6), (1e-6, 5e-8), (0.0, 0.0), (300.0, 0.3)]
+)
+def test_the_tolerance_is_relative_with_an_absolute_floor(largest: float, allowed: float) -> None:
+    """A thousandth of the range, at least 1e-6, but never more than a twentieth of the range."""
+    assert tolerance_of(largest) == pytest.approx(allowed)
 
 
 def test_no_comparison_without_a_local_row() -> None:

@@ -26,7 +26,7 @@ from edgesplit.plan import Row
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Chunk, GoldenExample, decode_manifest, device_slices, encode_manifest
 from edgesplit.release.privacy_floor import PrivacyFloor
-from edgesplit_agent.releases.loaded_release import check_golden, is_close, plan_for
+from edgesplit_agent.releases.loaded_release import check_golden, golden_ranges, is_close, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings, suggest_models
 from edgesplit_agent.telemetry.request_record import DeviceRunObserver
 from support.agent_engine import (
@@ -282,6 +282,22 @@ def test_nan_never_matches_a_golden_answer() -> None:
     assert not is_close(np.array([1, np.nan, 1], np.float32), want)
     assert not is_close(want.astype(np.float64), want)
     assert not is_close(np.ones((3, 1), np.float32), want)
+
+
+def test_a_golden_input_without_a_find_was_compared_relative_to_itself() -> None:
+    """Of two golden answers one may be far below the output's range: both are compared relative to the larger."""
+    small = np.full(3, 4e-4, np.float32)
+    moved = small + np.float32(3e-5)
+    assert not is_close(moved, small) and is_close(moved, small, 1.0)
+    faint, bodies = _golden(EXPECTED * np.float32(1e-4), binary=True)
+    clear, more = _golden(EXPECTED, binary=True)
+    clear = GoldenExample(clear.request, Chunk("3" * 64, clear.response.bytes))
+    bodies["3" * 64] = more["2" * 64]
+    ranges = golden_ranges([faint, clear], bodies.__getitem__)
+    assert ranges == {"y": pytest.approx(float(np.abs(EXPECTED).max()))}
+    check_golden(active(LOCAL), clear, bodies.__getitem__, ranges)
+    with pytest.raises(InferenceFailed):
+        check_golden(active(LOCAL), faint, bodies.__getitem__, ranges)
 
 
 def test_golden_inputs_are_skipped_without_a_local_row() -> None:

@@ -137,6 +137,48 @@ def test_errors_are_one_line_with_their_exit_code(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+def test_the_size_of_the_answer_was_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link time of 199 ms stood beside 42.8 KiB sent: it was the answer of 1.2 MB that took it."""
+    costs = msgspec.to_builtins(chain_costs())
+    costs["layers"][-1]["writes"]["scores"]["bytes"] = 1_200_000
+    path = tmp_path / "costs.json"
+    path.write_bytes(msgspec.json.encode(costs))
+    assert edgectl(monkeypatch, "plan", path, "--link", "lte") == 0
+    text = capsys.readouterr().out
+    assert "receives" in text and "1.1 MiB" in text
+
+
+def test_a_picture_priced_as_a_tensor_hid_the_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan says so, with both sizes and what to type; not where the cloud would lose with the JPEG too."""
+    costs = msgspec.to_builtins(chain_costs())
+    costs["inputs"]["frame"]["bytes"] = 602_112
+    costs["pictures"] = {"frame": {"jpeg_bytes": 13_312, "input_spec": "image/jpeg 224x224 rgb nchw"}}
+    path = tmp_path / "costs.json"
+    path.write_bytes(msgspec.json.encode(costs))
+    assert edgectl(monkeypatch, "plan", path, "--link", "4mbit/5ms") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "588.0 KiB as a tensor; as JPEG about 13.0 KiB" in text
+    assert "push with --input 'image/jpeg 224x224 rgb nchw" in text
+    (picture,) = as_json(monkeypatch, capsys, "plan", path, "--link", "4mbit/5ms")["pictures"]
+    assert picture["hides_the_cloud"] and picture["seconds"] < 0.1
+    assert edgectl(monkeypatch, "plan", path, "--link", "100kbit/5ms") == 0
+    assert "as JPEG" not in capsys.readouterr().out
+
+
+def test_a_model_file_without_an_input_spec_names_its_picture(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by its shape; with the input spec there is nothing to say."""
+    (picture,) = as_json(monkeypatch, capsys, "plan", model_file, "--device", "raspberrypi4")["pictures"]
+    assert picture["jpeg_bytes"] < picture["bytes"] and picture["input_spec"].startswith("image/jpeg ")
+    spec = ("--input", "image/jpeg 64x48 scale=1/255")
+    assert as_json(monkeypatch, capsys, "plan", model_file, "--device", "raspberrypi4", *spec)["pictures"] == []
+
+
 def test_a_model_needs_a_device(
     model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,28 @@ def test_a_profile_round_trips_through_its_file(profile: DeviceProfile, as_json:
     assert parse_profile(profile_text(profile, as_json), "mine") == profile
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_calibration_of_the_whole_grid_was_refused_as_too_many_lists(as_json: bool) -> None:
+    """ "more than 1000 lists and tables": a real calibration has 1,299, one for each measured point among them."""
+    rng = random.Random(7)
+    found = CalibrationTimes()
+    seconds = {place: made_up_s(operator_grid.point_work(point)) for place, point in enumerate(GRID)}
+    seconds = {place: one * rng.uniform(0.8, 1.25) for place, one in seconds.items()}
+    found.add(BatchTimes(batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
+    whole = {
+        place: 4e-6 + sum(map(made_up_s, operator_grid.model_work(onnx.load_model_from_string(raw))))
+        for place, raw in enumerate(calibration_networks())
+    }
+    found.add(BatchTimes(batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
+    fit = fit_points(found, machine="made up", runtime="onnxruntime", today="2026-11-22")
+    calibrated = calibrate.to_profile("here", fit, found, load_profile("generic-x86"), 1)
+
+    text = profile_text(calibrated, as_json)
+
+    assert text.count("[") > 1_000 or as_json
+    assert parse_profile(text, "here.yaml") == calibrated
+
+
 def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> None:
     """Of a fit as of rates; and a slice of many operators is known better than one operator."""
     graph = _graph([operator_grid.point_work(point) for point in GRID[::40]])

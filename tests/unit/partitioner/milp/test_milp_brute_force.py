@@ -70,6 +70,27 @@ def check(seed: int) -> None:
         check_conflict(label, instance, objective, limits, trials)
 
 
+@pytest.mark.parametrize("batch", range(10))
+def test_costs_that_differ_by_1e12_are_planned_exactly(batch: int) -> None:
+    """HiGHS failed where the prices of one program differed by 1e12, and it read "nothing found within 60 s"."""
+    start = int(os.environ["EDGESPLIT_SEED"]) + batch * 20
+    for seed in range(start, start + 20):
+        rng = random.Random(seed)
+        instance = random_instance(rng, rng.randrange(1, 7), rng.choice([2, 2, 3]), lossy=False, decades=6.0)
+        trials = every_trial(instance, lossy=False)
+        objective = rng.choice(OBJECTIVES)
+        limits = some_limits(rng, instance, trials, allow_loss=False)
+        possible = [trial for trial in trials if keeps(trial, instance, limits)]
+        if not possible:
+            with pytest.raises(InfeasibleLimits):
+                solve(instance, objective, limits)
+            continue
+        found = solve(instance, objective, limits)
+        best = min(trial.value(objective) for trial in possible)
+        assert found.value == pytest.approx(best, rel=EXACT), f"EDGESPLIT_SEED={seed}"
+        assert found.bound <= best * (1 + 1e-9), f"EDGESPLIT_SEED={seed}"
+
+
 def some_limits(rng: random.Random, instance: Instance, trials: list[Trial], allow_loss: bool) -> Limits:
     """A few limits, with values that some assignment just keeps, or none does."""
     given: dict[str, Any] = {"fallback": rng.choice(["warm", "cold", "none"])}

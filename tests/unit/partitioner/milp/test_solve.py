@@ -16,6 +16,7 @@ from edgesplit.plan import Conditions, Link, latency_s, slowest_stage_s
 from edgesplit_partitioner import Costs, load_costs, plan
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.milp.conflict import LimitsInConflict
+from edgesplit_partitioner.milp.model import StopCriteria, stopped_text
 from support.brute_force_limits import Trial, every_trial, keeps, random_instance
 
 LINK = Link(up_bytes_per_s=1e4, down_bytes_per_s=1e6, rtt_s=0.0)
@@ -239,3 +240,29 @@ def seconds_at(trial: Trial, planned: Link, now: Link) -> float:
 def test_all_local_was_not_in_the_table_where_it_beats_a_cut_that_sends_nothing_up() -> None:
     """Without a fallback: the cut is better without a round trip, all-local with one."""
     check_table("as found", random.Random(487003115))
+
+
+def test_throughput_at_one_bit_per_second_is_planned() -> None:
+    """The prices of a 1 bit/s link are 1e12 times those of the layers: "nothing found within 60 s" after 0.8 s."""
+    slow = {"device-cloud": Link(up_bytes_per_s=0.125, down_bytes_per_s=0.125, rtt_s=0.05)}
+    layers = [
+        {
+            "name": f"l{number}",
+            "reads": [f"t{number}"],
+            "writes": {f"t{number + 1}": {"bytes": 600_000}},
+            "seconds": {"device": 1e-6, "cloud": 1e-7},
+        }
+        for number in range(20)
+    ]
+    given = {"model": "deep@1", "tiers": ["device", "cloud"], "inputs": {"t0": {"bytes": 600_000}}, "layers": layers}
+    planned = plan(load_costs(given | {"outputs": ["t20"]}), slow, objective="throughput")
+    assert planned.row.is_local
+    assert planned.value == pytest.approx(20e-6)
+
+
+def test_a_solver_failure_was_reported_as_a_lack_of_time() -> None:
+    """Only a time limit that was reached is called one; a failure names the solver's status."""
+    stop = StopCriteria(time_limit_s=60.0)
+    assert "within 60 s" in stopped_text(1, "Time limit reached. (HiGHS Status 13: Time limit reached)", stop)
+    failed = stopped_text(4, "(HiGHS Status 4: Solve error)", stop)
+    assert "60 s" not in failed and "status 4" in failed and "Solve error" in failed

@@ -9,7 +9,8 @@ from onnx import TensorProto, helper
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, parse_input_spec
 from edgesplit_partitioner.ir.graph import LayerGraph
-from edgesplit_partitioner.onnx_format.model import jpeg_bytes, prepare_model, with_input_layer
+from edgesplit_partitioner.ir.pictures import jpeg_bytes
+from edgesplit_partitioner.onnx_format.model import prepare_model, with_input_layer
 from support import onnx_models as tiny
 
 

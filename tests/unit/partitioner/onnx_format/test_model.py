@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,12 +78,15 @@ def test_damaged_bytes_are_accepted_or_refused() -> None:
             assert str(refusal)
 
 
-def one_node(operator: str, domain: str = "") -> bytes:
+def one_node(operator: str, domain: str = "", shape: Sequence[int | str] = (2,)) -> bytes:
     """A model of one operator."""
     graph = helper.make_graph(
-        [helper.make_node(operator, ["x"], ["y"], domain=domain)], "g", [tiny.value("x", [2])], [tiny.value("y", None)]
+        [helper.make_node(operator, ["x"], ["y"], domain=domain)],
+        "g",
+        [tiny.value("x", list(shape))],
+        [tiny.value("y", None)],
     )
-    sets = [helper.make_opsetid("", 17), helper.make_opsetid("my.own", 1)]
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("my.own", 1), helper.make_opsetid("com.microsoft", 1)]
     return bytes(helper.make_model(graph, opset_imports=sets, ir_version=8).SerializeToString())
 
 
@@ -91,6 +95,21 @@ def test_unknown_operator_is_named(raw: bytes, name: str) -> None:
     """An operator that onnxruntime does not have is refused by its name."""
     with pytest.raises(ModelRefused, match=f"unknown operator '{name}'"):
         prepare_model(raw)
+
+
+@pytest.mark.parametrize("operator", ["Fooify", "my.own:Relu"])
+def test_a_custom_operator_was_named_only_after_a_binding(operator: str) -> None:
+    """The push asked for --bind first, and refused the model for its operator once the length was given."""
+    domain, _, name = operator.rpartition(":")
+    with pytest.raises(ModelRefused, match=f"unknown operator '{operator}'") as refused:
+        prepare_model(one_node(name, domain, ("batch", 2)))
+    assert "--bind" not in str(refused.value)
+
+
+def test_an_operator_of_onnxruntime_itself_still_asks_for_its_lengths() -> None:
+    """An operator outside of ONNX's own sets is no reason to refuse a model: onnxruntime has some."""
+    with pytest.raises(ModelRefused, match="--bind batch=1"):
+        prepare_model(one_node("Gelu", "com.microsoft", ("batch", 2)))
 
 
 def test_missing_external_weights_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from typing import Any
 
@@ -13,6 +14,7 @@ from edgesplit.errors import UsageError
 from edgesplit.plan import Conditions, Link, latency_s
 from edgesplit_partitioner import Costs, candidates, load_costs, plan
 from support import REPOSITORY
+from support.brute_force import random_costs
 
 LINK = Link(up_bytes_per_s=1000.0, down_bytes_per_s=2000.0, rtt_s=0.0)
 
@@ -330,3 +332,36 @@ def test_the_example_in_the_docs_gives_the_printed_plan() -> None:
     ]
     assert "\n".join(printed) in page
     assert found.row.name == "cut-1" and found.row.compress
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_six_rows_had_one_layers_name_and_forcing_it_gave_a_seventh_cut(seed: int) -> None:
+    """A cut through branches was named after the last of its layers. Each name now stands for one cut and forces it."""
+    costs = random_costs(random.Random(seed), 9)
+    slow = links(Link(up_bytes_per_s=1e5, down_bytes_per_s=1e5, rtt_s=0.001))
+    layers_by_name: dict[str, tuple[str, ...]] = {}
+    for candidate in plan(costs, slow).candidates():
+        row = candidate.row
+        assert layers_by_name.setdefault(row.split_after, row.layers) == row.layers
+    for name, layers in layers_by_name.items():
+        if name:
+            forced = plan(costs, slow, limits={"force_after": name})
+            assert (forced.row.layers, forced.row.split_after) == (layers, name)
+
+
+def test_a_cut_through_branches_is_named_after_the_last_layer_of_each() -> None:
+    """In the order of the model; a name with an unknown layer says which one it is."""
+    branched = graph(
+        layer("stem", "in", {"s": 1000}, 0.1, 0.01),
+        layer("left", "s", {"l": 5}, 0.1, 0.01),
+        layer("right", "s", {"r": 5}, 0.1, 0.01),
+        layer("head", "l r", {"out": 4}, 5.0, 0.1),
+        inputs={"in": 1000},
+        outputs="out",
+    )
+    found = plan(branched, links())
+    assert found.row.layers == ("stem", "left", "right") and found.row.split_after == "left + right"
+    assert plan(branched, links(), limits={"force_after": "left+right"}).row.layers == found.row.layers
+    assert plan(branched, links(), limits={"force_after": "right"}).row.layers == ("stem", "right")
+    with pytest.raises(UsageError, match=r"no layer is called 'rihgt'; did you mean right"):
+        plan(branched, links(), limits={"force_after": "left + rihgt"})
