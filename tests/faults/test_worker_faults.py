@@ -267,7 +267,7 @@ def test_a_worker_could_reach_the_network_and_outlived_the_agent_when_memory_was
 def hostile(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Workers are hostile ones from now on."""
     monkeypatch.setattr(process, "MODULE", "hostile_worker")
-    monkeypatch.setenv("PYTHONPATH", str(Path(hostile_worker.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(hostile_worker.__file__).parent), prepend=os.pathsep)
     return monkeypatch
 
 

@@ -122,7 +122,7 @@ def test_profiling_children_ran_without_limits_of_memory_files_and_cores(child: 
         "print(open('/proc/self/oom_score_adj').read().strip())",
     )
     assert answers(module) == [str(2**32), "60", str(2**20), "0", "1000"]
-    greedy = child("open(sys.argv[1], 'wb').write(bytes(2**20 + 1))")
+    greedy = child("with open(sys.argv[1], 'wb') as file: file.write(bytes(2**20 + 1))")
     with pytest.raises(ChildFailed, match="File too large"):
         run_child(greedy, tmp_path / "large", limits=in_folder(tmp_path), limit_s=60.0)
 
