@@ -26,11 +26,15 @@ from edgesplit.release.manifest import CompiledSlice
 from edgesplit_partitioner.ir.chunking import slice_file, split_into_chunks
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.sandbox.child_process import child_environment, confined_command
+from edgesplit_partitioner.sandbox.limits import measurement_limits
 from edgesplit_partitioner.slicing import CutSlice, cut_slices
 
 log = logging.getLogger(__name__)
 
 COMPILER = "edgetpu_compiler"
+PROGRAM = "edgesplit_partitioner.sandbox.program"
+"""Module of the confined child process that becomes the compiler."""
 RUNTIME = "libedgetpu"
 """Start of the runtime in the profile of a device with an Edge TPU."""
 TIMEOUT_S = 300.0
@@ -114,9 +118,11 @@ def compiled_file(raw: bytes, timeout_s: float = TIMEOUT_S) -> bytes | None:
     with tempfile.TemporaryDirectory(prefix="edgesplit-edgetpu-") as name:
         folder = Path(name)
         (folder / "half.tflite").write_bytes(raw)
-        command = [shutil.which(COMPILER) or COMPILER, "-s", "-o", str(folder), str(folder / "half.tflite")]
+        program = os.path.abspath(shutil.which(COMPILER) or COMPILER)
+        limits = measurement_limits(len(raw), folder, timeout_s)
+        arguments = (program, "-s", "-o", folder, folder / "half.tflite")
         try:
-            _run(command, timeout_s)
+            _run(confined_command([os.path.dirname(program)], limits, PROGRAM, *arguments), folder, timeout_s)
             compiled = (folder / "half_edgetpu.tflite").read_bytes()
             model = read_model(compiled)
         except (OSError, subprocess.SubprocessError, ModelRefused) as error:
@@ -126,13 +132,16 @@ def compiled_file(raw: bytes, timeout_s: float = TIMEOUT_S) -> bytes | None:
     return compiled if EDGE_TPU_OPERATOR in custom else None
 
 
-def _run(command: list[str], timeout_s: float) -> None:
+def _run(command: list[str], folder: Path, timeout_s: float) -> None:
     """Run the compiler without its output. On a timeout its whole process group is killed.
 
     Raises TimeoutExpired, or CalledProcessError for an exit status other than 0.
     """
     devnull = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True, cwd=folder,
+        env=child_environment(),
+    )  # fmt: skip
     try:
         status = process.wait(timeout_s)
     except BaseException:

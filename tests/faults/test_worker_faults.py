@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +20,12 @@ import pytest
 
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, ModelRefused
 from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.process.confinement import unavailable
 from edgesplit.runtime import Timing
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker import process
+from edgesplit_agent.worker.child import OOM_SCORE_ADJUSTMENT
 from edgesplit_agent.worker.host import WorkerLost
 from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.tensor_allocator import TensorAllocator
@@ -248,15 +251,29 @@ class _Nothing:
         return {}
 
 
+def test_a_worker_could_reach_the_network_and_outlived_the_agent_when_memory_was_short(tmp_path: Path) -> None:
+    """A model in a worker has no sockets to others, leaves no core file, writes no file, and goes before the agent."""
+    with hosted(tmp_path, double()) as host:
+        folder = Path(f"/proc/{host.status()['pid']}")
+        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+        limits = (folder / "limits").read_text()
+        assert int((folder / "oom_score_adj").read_text()) >= OOM_SCORE_ADJUSTMENT
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == ("0" if any(item.what == "network" for item in unavailable()) else "2")
+    assert re.search(r"Max core file size\s+0\s+0", limits) and re.search(r"Max file size\s+0\s+0", limits)
+
+
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Workers are hostile ones from now on."""
     monkeypatch.setattr(process, "MODULE", "hostile_worker")
-    monkeypatch.setenv("PYTHONPATH", str(Path(hostile_worker.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(hostile_worker.__file__).parent), prepend=os.pathsep)
     return monkeypatch
 
 
-@pytest.mark.parametrize("mood", [*hostile_worker.RAW, "times of strangers", "answers another question", "nothing"])
+@pytest.mark.parametrize(
+    "mood", [*hostile_worker.RAW, "parts without an end", "times of strangers", "answers another question", "nothing"]
+)
 def test_messages_of_a_hostile_worker_are_checked(hostile: pytest.MonkeyPatch, tmp_path: Path, mood: str) -> None:
     """A model that has taken over its process gets that process killed, and nothing more."""
     hostile.setenv("EDGESPLIT_HOSTILE", mood)

@@ -1,6 +1,6 @@
 """A slice that is larger than what the controller and the agent may take of memory: pushed, cut, published, run.
 
-192 MB here; `EDGESPLIT_LARGE_MODEL=1` (`make soak`) takes 2 GiB. Memory is what nothing else can have back (anonymous
+268 MB here; `EDGESPLIT_LARGE_MODEL=1` (`make soak`) takes 2 GiB. Memory is what nothing else can have back (anonymous
 pages): mapped files are the page cache's.
 """
 
@@ -22,7 +22,7 @@ from support import onnx_models as tiny
 from support.edgesplit_processes import Cloud, eventually
 
 LARGE = bool(os.environ.get("EDGESPLIT_LARGE_MODEL"))
-WIDTH = 23_168 if LARGE else 7_008
+WIDTH = 23_168 if LARGE else 8_192
 """Of the one square matrix that the model consists of."""
 MOST_GROWN_BYTES = 96 * 2**20
 """By which the controller, and the agent until it loads the model, may grow: half of the smaller slice."""

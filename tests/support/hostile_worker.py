@@ -37,7 +37,10 @@ class Hostile(Channel[Any]):
                 self._socket.send(RAW[mood])
             return None
         if mood == "sends files":
-            return socket.send_fds(self._socket, [self._encoder.encode(message)], [0, 1, 2]) and None
+            return socket.send_fds(self._socket, [ipc.LAST, self._encoder.encode(message)], [0, 1, 2]) and None
+        if mood == "parts without an end":
+            while True:
+                self._socket.send(ipc.MORE + bytes(ipc.PART_BYTES))
         one = message.outputs[0] if message.outputs else None
         super().send(_spoiled(mood, message, one), files, timeout_s)
         return None
@@ -55,7 +58,14 @@ def _spoiled(mood: str, ran: RunResult, one: SharedTensor | None) -> RunResult:
     return msgspec.structs.replace(ran, outputs=outputs)
 
 
-RAW = {"garbage": b"\xc1" * 100, "endless nesting": b"\x91" * 60_000, "too long": b"\x00" * 150_000}
+RAW = {
+    "garbage": b"\xc1" * 100,
+    "garbage in a last part": ipc.LAST + b"\xc1" * 100,
+    "endless nesting": ipc.LAST + b"\x91" * 60_000,
+    "too long": b"\x00" * 150_000,
+    "empty parts": ipc.MORE,
+    "short parts": ipc.MORE + b"\x00" * 10,
+}
 SECONDS = {
     "times that are none": {"s": float("nan")},
     "times below zero": {"s": -1.0},

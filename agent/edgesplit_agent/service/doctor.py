@@ -32,7 +32,8 @@ def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float 
             checks.append(partial(check_servers, folder, identity, now))
     checks += [
         partial(doctor_device.check_disk, folder), doctor_device.check_memory,
-        partial(doctor_device.check_power, sysfs), doctor_device.check_runtimes, doctor_device.check_service,
+        partial(doctor_device.check_power, sysfs), doctor_device.check_runtimes, doctor_device.check_confinement,
+        doctor_device.check_service,
         partial(doctor_device.check_versions, folder), partial(doctor_device.check_agent, folder),
     ]  # fmt: skip
     return [finding for check in checks for finding in _run_check(check)]

@@ -15,6 +15,7 @@ import msgspec
 import edgesplit
 from edgesplit.errors import LinkError
 from edgesplit.observability.doctor_findings import Finding, bad, good, warning
+from edgesplit.process.confinement import unavailable
 from edgesplit_agent.host.machine import installed_versions, machine_figures
 from edgesplit_agent.power.sensors import read
 from edgesplit_agent.releases.chunk_store import bytes_on_disk
@@ -121,6 +122,15 @@ def check_runtimes() -> Iterator[Finding]:
     else:
         yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or install the kit again")
     yield from check_edge_tpu()
+
+
+def check_confinement() -> Iterator[Finding]:
+    """What the kernel takes from the processes that run models."""
+    missing = [item for item in unavailable() if item.what == "network"]
+    if not missing:
+        yield good("model processes", "without network and new privileges; they can write no file")
+    for item in missing:
+        yield warning("model processes", f"they keep the {item.what}: {item.reason}", item.remedy)
 
 
 def check_service() -> Iterator[Finding]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
+from edgesplit.process.confinement import cut_off_network, give_way_when_memory_is_short, lower_limit
 from edgesplit.process.lifecycle import end_with_parent, gain_no_privileges
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, run_slices
@@ -35,6 +36,8 @@ from edgesplit_agent.worker.tensor_refs import Memory, pack, packed_bytes, read_
 
 NICE_INCREMENT = 2
 """Increment of the nice value: the agent, which decides and answers, has priority."""
+OOM_SCORE_ADJUSTMENT = 500
+"""When the machine's memory runs out, the kernel ends this process rather than the agent, which starts another."""
 MAX_FILES = 4_096
 """Maximum number of open descriptors."""
 EXIT_BAD_MESSAGE = 3
@@ -60,15 +63,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def drop_privileges() -> None:
-    """Drop what running a model does not need: new privileges, core dumps (tensors are private), writing files."""
+    """Drop what running a model does not need: new privileges, core dumps (tensors are private), writing files, the
+    network and the memory of other processes. The agent limits memory (`limit_memory`) and time (its watchdog)."""
     gain_no_privileges()
     os.nice(NICE_INCREMENT)
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, MAX_FILES),
-    ):  # fmt: skip
-        hard = resource.getrlimit(limit)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
+    give_way_when_memory_is_short(OOM_SCORE_ADJUSTMENT)
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_FSIZE, 0)
+    lower_limit(resource.RLIMIT_NOFILE, MAX_FILES)
+    cut_off_network()
 
 
 def limit_memory(size: int) -> None:

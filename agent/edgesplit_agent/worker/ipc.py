@@ -1,8 +1,9 @@
-"""Messages between agent and worker: small packets over a socket pair; tensors lie in shared memory.
+"""Messages between agent and worker: MessagePack over a socket pair; tensors lie in shared memory.
 
-One message is one packet (SOCK_SEQPACKET) of MessagePack of at most `MESSAGE_BYTES`. Descriptors travel beside it, only
-towards the worker. The agent checks everything that a worker sends before using it: the model in the worker may have
-taken control of it.
+A message has any size that a manifest may cause, at most `MESSAGE_BYTES`. It travels as packets (SOCK_SEQPACKET), each
+a byte that tells whether more follow (`MORE`, `LAST`) and a part of the message; all parts but the last have
+`PART_BYTES`. Descriptors travel beside the first packet, only towards the worker. The agent checks everything that a
+worker sends before using it: the model in the worker may have taken control of it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Sequence
-from typing import Annotated, Generic, Literal, TypeVar
+from time import perf_counter
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,12 +22,21 @@ from msgspec import Meta
 from edgesplit.client.direct.grant import LaneTensor
 from edgesplit.errors import MalformedMessage
 from edgesplit.input_spec import InputSpec
+from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime.options import EngineOptions
 
-MESSAGE_BYTES = 128 * 1024
-"""Maximum size of a message in bytes."""
+MESSAGE_BYTES: Final = 4 * LIMITS.manifest_bytes
+"""Maximum size of a message in bytes. Messages name slices, chunks and tensors of one manifest, each of them at most
+once or with a few numbers beside it: four times the largest manifest has room for all of them."""
+PART_BYTES: Final = 128 * 1024 - 1
+"""Size in bytes of each part of a message but the last. With its first byte a part fits into a socket's buffer."""
+LANE_BYTES: Final = 128 * 1024
+"""Maximum size in bytes of the description of a lane (`OpenLane`), which is one packet. A model whose description is
+longer gets no lane, and its requests go through the agent."""
+MORE, LAST = b"\x01", b"\x00"
+"""First byte of a packet: other parts of the message follow, or this is its last one."""
 MAX_DESCRIPTORS = 8
 """Maximum number of descriptors beside one message."""
 MAX_RANK = 32
@@ -33,7 +45,7 @@ MAX_TEXT = 2_000
 """Maximum number of characters of an error text."""
 FailureKind = Literal["usage", "refused", "failed", "memory"]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-Name = Annotated[str, Meta(max_length=4_096)]
+Name = Annotated[str, Meta(max_length=LIMITS.manifest_bytes)]
 
 
 class AddSlice(msgspec.Struct, frozen=True, tag="take"):
@@ -195,6 +207,10 @@ class Channel(Generic[T]):
         self._timeout_s: float | None = None
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
+        self._unsent: deque[memoryview] = deque()
+        """Parts of a message whose first part was sent: the other end waits for them."""
+        self._received: list[bytes] = []
+        """Parts of a message of which more follow."""
 
     def fileno(self) -> int:
         """The descriptor, for poll."""
@@ -202,34 +218,82 @@ class Channel(Generic[T]):
 
     def send(self, message: ToWorker | ToAgent, files: Sequence[int] = (), timeout_s: float | None = None) -> None:
         """Send a message. Raises TimeoutError; ConnectionError where the other end is closed; MalformedMessage if it is
-        too long."""
+        too long.
+
+        A message that was sent in part when the time was over is completed by the next call, of `receive` as well.
+        """
         raw = self._encoder.encode(message)
         if len(raw) > MESSAGE_BYTES:
             raise MalformedMessage(f"a message of {len(raw)} bytes to or from a worker, at most {MESSAGE_BYTES}")
-        self._set_timeout(timeout_s)
+        until = _end_of(timeout_s)
+        self._send_rest(until)
+        first = raw if len(raw) <= PART_BYTES else memoryview(raw)[:PART_BYTES]
+        self._set_timeout(_left_s(until))
+        packet = [LAST if first is raw else MORE, first]
         if files:
-            socket.send_fds(self._socket, [raw], list(files))
+            socket.send_fds(self._socket, packet, list(files))
         else:
-            self._socket.send(raw)
+            self._socket.sendmsg(packet)
+        if first is not raw:
+            view = memoryview(raw)
+            self._unsent.extend(view[at : at + PART_BYTES] for at in range(PART_BYTES, len(view), PART_BYTES))
+            self._send_rest(until)
 
     def receive(self, timeout_s: float | None = None) -> T:
         """The next message. Raises TimeoutError, MalformedMessage, and EOFError where the other end is closed.
 
-        Descriptors that come with it are not received.
+        Descriptors that come with it are not received. A message that was received in part when the time was over is
+        completed by the next call.
         """
-        self._set_timeout(timeout_s)
-        return self._decode(self._socket.recv(MESSAGE_BYTES))
+        until = _end_of(timeout_s)
+        self._send_rest(until)
+        while True:
+            self._set_timeout(_left_s(until))
+            message = self._add_part(self._socket.recv(1 + PART_BYTES))
+            if message is not None:
+                return self._decode(message)
 
     def receive_files(self) -> tuple[T, list[int]]:
         """The next message, without a timeout, with its descriptors, which the caller must close."""
         self._set_timeout(None)
-        raw, files, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MAX_DESCRIPTORS)
+        raw, files, _, _ = socket.recv_fds(self._socket, 1 + PART_BYTES, MAX_DESCRIPTORS)
         try:
-            return self._decode(raw), files
+            message = self._add_part(raw)
+            while message is None:
+                message = self._add_part(self._socket.recv(1 + PART_BYTES))
+            return self._decode(message), files
         except BaseException:
             for descriptor in files:
                 os.close(descriptor)
             raise
+
+    def _send_rest(self, until: float | None) -> None:
+        """Send what is left of a message that was sent in part."""
+        while self._unsent:
+            self._set_timeout(_left_s(until))
+            self._socket.sendmsg([MORE if len(self._unsent) > 1 else LAST, self._unsent[0]])
+            self._unsent.popleft()
+
+    def _add_part(self, packet: bytes) -> bytes | memoryview | None:
+        """The message that this packet completes, or None. EOFError for the end of the connection; MalformedMessage for
+        a packet of another kind, and as soon as a message is too long."""
+        if not packet:
+            raise EOFError
+        part = memoryview(packet)[1:]
+        if packet[:1] == LAST:
+            if not self._received:
+                return part
+            message = b"".join((*self._received, part))
+            self._received.clear()
+            return message
+        # Full parts only, so that their number bounds the size.
+        if packet[:1] != MORE or len(part) != PART_BYTES or len(self._received) >= MESSAGE_BYTES // PART_BYTES:
+            self._received.clear()
+            raise MalformedMessage(
+                f"between agent and worker: a packet that belongs to no message of {MESSAGE_BYTES} bytes"
+            )
+        self._received.append(packet[1:])
+        return None
 
     def shutdown(self) -> None:
         """Shut the connection down in both directions, which wakes a thread that waits on it."""
@@ -247,13 +311,21 @@ class Channel(Generic[T]):
             self._socket.settimeout(timeout_s)
             self._timeout_s = timeout_s
 
-    def _decode(self, raw: bytes) -> T:
-        if not raw:
-            raise EOFError
+    def _decode(self, raw: bytes | memoryview) -> T:
         try:
             return self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
             raise MalformedMessage(f"between agent and worker: {error}") from error
+
+
+def _end_of(timeout_s: float | None) -> float | None:
+    """When a call with this timeout ends, by perf_counter; None: never."""
+    return None if timeout_s is None else perf_counter() + timeout_s
+
+
+def _left_s(until: float | None) -> float | None:
+    """Seconds until then, at least 1 ms: a socket treats a timeout of 0 as non-blocking."""
+    return None if until is None else max(0.001, until - perf_counter())
 
 
 warm_up_structs(__name__)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import and_, func, select, text
 from sqlalchemy.orm import Session
 
+from edgesplit.process import confinement
 from edgesplit_controller.components.recorder import REFRESH_S
 from edgesplit_controller.fleet.overview import state_column
 from edgesplit_controller.storage.database import Database
@@ -29,6 +30,8 @@ SLOW_S = 0.5
 MAX_UNAGGREGATED = 100_000
 """Messages that are not aggregated, from which histories are reported as bad: they are about an hour late."""
 LOW_DISK_PART, LOW_DISK_BYTES = 0.05, 2**30
+SANDBOX: Final = "model processes"
+"""Name of the component that says how far processes that load pushed models are confined."""
 REMEDIES: Mapping[str, str] = {
     "broker": "read the controller's log, which has mosquitto's messages, or check the broker that you gave"
     " with --broker",
@@ -37,6 +40,8 @@ REMEDIES: Mapping[str, str] = {
     "disk": "free space in the data folder: `edgectl model list` says what is stored",
     "histories": "telemetry arrives faster than it is aggregated: give the controller more CPU time, or another"
     " process",
+    SANDBOX: "until then let only operators push models whom you would give the controller's own keys; docs/security.md"
+    " says what this machine's kernel needs",
     "processes": "see processes/*.log in the data folder; `edgectl up --processes` starts as many as it names",
     "gateway": "see its page: devices behind it offload to the cloud directly, or finish locally",
     "way to the cloud": "devices finish locally: check the offload server, and the links to it",
@@ -84,7 +89,7 @@ class HealthOverview:
                 *self._offload_reachability(session, now, groups),
             ]
             dialect = session.get_bind().dialect.name
-        parts += [_database(dialect, query_s, now), self._disk(now), self._histories(now)]
+        parts += [_database(dialect, query_s, now), self._disk(now), self._histories(now), _sandbox(now)]
         ordered = sorted(parts, key=lambda part: ({"bad": 0, "unknown": 1}.get(part.state, 2), part.name, part.subject))
         return [{**asdict(part), "remedy": "" if part.state == "good" else REMEDIES[part.name]} for part in ordered]
 
@@ -131,6 +136,15 @@ class HealthOverview:
         behind = self._unaggregated()
         text = f"{behind} messages are not aggregated yet" if behind else "every message is aggregated"
         return ComponentHealth("histories", "", "bad" if behind > MAX_UNAGGREGATED else "good", text, at=now)
+
+
+def _sandbox(now: float) -> ComponentHealth:
+    """What the kernel of this machine takes from processes that load pushed models."""
+    missing = confinement.unavailable()
+    if not missing:
+        return ComponentHealth(SANDBOX, "", "good", "without network, and with no files but their own", at=now)
+    summary = "; ".join(f"not confined: {item.what} ({item.reason}): {item.remedy}" for item in missing)
+    return ComponentHealth(SANDBOX, "", "unknown", summary, at=now)
 
 
 def _recorded(session: Session, now: float) -> list[ComponentHealth]:

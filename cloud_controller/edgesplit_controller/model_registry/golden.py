@@ -27,6 +27,7 @@ from edgesplit_controller.model_registry.registry import LoadedModel
 from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks, whole_model_slice
 from edgesplit_partitioner.profiling.layers import synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import run_child
+from edgesplit_partitioner.sandbox.limits import folder_bytes, measurement_limits
 
 LIMIT_S = 300.0
 """Time limit of the child process."""
@@ -105,7 +106,8 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
                 target.writelines(runs)
         (folder / SLICE).write_bytes(msgspec.json.encode(whole_model_slice(model)))
         save(folder / INPUTS, inputs)
-        run_child("edgesplit_controller.model_registry.golden_child", folder, limit_s=LIMIT_S)
+        limits = measurement_limits(folder_bytes(folder), folder, LIMIT_S)
+        run_child("edgesplit_controller.model_registry.golden_child", folder, limits=limits, limit_s=LIMIT_S)
         return load(folder / OUTPUTS)
 
 

@@ -70,7 +70,9 @@ class Registry:
         self._blobs = blobs
         self._now = now
         self._loaded: OrderedDict[tuple[str, str], LoadedModel] = OrderedDict()
-        self._loading = threading.Lock()  # held while parsing, so that two callers do not parse the same model
+        self._lock = threading.Lock()
+        self._loading: dict[tuple[str, str], threading.Lock] = {}
+        """Locks by model, held while it is parsed, so that two callers do not parse the same one."""
 
     def push(self, part: Path, name: str, input_text: str = "", bindings: Mapping[str, int] | None = None) -> Model:
         """Store the model file at `part` (which is moved away). Raises ModelRefused or UsageError with the reason if it
@@ -124,13 +126,18 @@ class Registry:
     def load(self, model: Model) -> LoadedModel:
         """The parsed model, from the cache if possible."""
         key = _key(model)
-        with self._loading:
-            if key in self._loaded:
-                self._loaded.move_to_end(key)
-                return self._loaded[key]
-            loaded = load_model(self._blobs.mapped(model.sha256), model.input_text, model.bindings)
-        self._cache(model, loaded)
-        return loaded
+        with self._lock:
+            loading = self._loading.setdefault(key, threading.Lock())
+        try:
+            with loading:
+                if (known := self._cached(key)) is not None:
+                    return known
+                loaded = load_model(self._blobs.mapped(model.sha256), model.input_text, model.bindings)
+                self._cache(model, loaded)
+                return loaded
+        finally:
+            with self._lock:
+                self._loading.pop(key, None)
 
     def add_samples(
         self, model: Model, frames: Iterable[bytes] = (), tensors: Iterable[bytes] = (), *,
@@ -185,8 +192,14 @@ class Registry:
         finally:
             part.unlink(missing_ok=True)
 
+    def _cached(self, key: tuple[str, str]) -> LoadedModel | None:
+        with self._lock:
+            if key in self._loaded:
+                self._loaded.move_to_end(key)
+            return self._loaded.get(key)
+
     def _cache(self, model: Model, loaded: LoadedModel) -> None:
-        with self._loading:
+        with self._lock:
             self._loaded[_key(model)] = loaded
             while len(self._loaded) > LOADED_MODELS:
                 self._loaded.popitem(last=False)

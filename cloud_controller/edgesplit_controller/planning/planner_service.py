@@ -2,12 +2,14 @@
 the partitioner.
 
 Measurements are stored and reused until samples are added or `profile` requests new ones. They run in child processes
-of the partitioner. Callers run this in a worker thread, one call at a time.
+of the partitioner, one at a time where that costs no long wait. Callers run this in worker threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
@@ -55,6 +57,8 @@ MEASURED_SAMPLES = 16
 OWN_CLASS = "generic-x86"
 """Device class whose predictions a costs file contains where no device was named."""
 FEW_SAMPLES = "lossy codecs need two samples at least, one to choose by and one to confirm by, not {}"
+MAX_TURN_WAIT_S = 60.0
+"""Seconds that a measurement waits for the one before it."""
 MOST_TABLES = 16
 """Plan tables of a model for which measurements of whole slices are stored."""
 
@@ -166,6 +170,49 @@ class LocalMeasurer:
         return measure_codecs(loaded.prepared, loaded.graph, spec=loaded.spec, samples=samples, labels=labels)
 
 
+class MeasuringInTurn:
+    """Measures one model at a time, because measurements side by side take each other's processor.
+
+    A measurement waits for another at most `MAX_TURN_WAIT_S`: one that does not end must not hold back all plans.
+    """
+
+    def __init__(self, measurer: ModelMeasurer, max_wait_s: float = MAX_TURN_WAIT_S) -> None:
+        self._measurer = measurer
+        self._max_wait_s = max_wait_s
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def _turn(self) -> Iterator[ModelMeasurer]:
+        is_alone = self._lock.acquire(timeout=self._max_wait_s)
+        try:
+            yield self._measurer
+        finally:
+            if is_alone:
+                self._lock.release()
+
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+        """Seconds of each layer."""
+        with self._turn() as measurer:
+            return measurer.layers(loaded, frames)
+
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
+        """Bytes of each tensor when sent, and the seconds of compressing them."""
+        with self._turn() as measurer:
+            return measurer.samples(loaded, samples)
+
+    def slices(
+        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
+    ) -> WholeSliceTimes:
+        """Seconds of whole slices."""
+        with self._turn() as measurer:
+            return measurer.slices(loaded, groups, layer_s)
+
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
+        """Costs of the lossy codecs."""
+        with self._turn() as measurer:
+            return measurer.codecs(loaded, samples, labels)
+
+
 class PlanningService:
     """Costs and plans for the models of one registry."""
 
@@ -175,7 +222,7 @@ class PlanningService:
         self._database = database
         self._registry = registry
         self._now = now
-        self._measure = measure or LocalMeasurer()
+        self._measure = MeasuringInTurn(measure or LocalMeasurer())
 
     def profile(self, model: Model, *, device_class: str = OWN_CLASS, codecs: bool = False) -> dict[str, Any]:
         """Measure the model on this machine again: layers, whole slices that plans choose, and codecs if requested.

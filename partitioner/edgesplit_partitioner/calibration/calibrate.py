@@ -41,6 +41,7 @@ from edgesplit_partitioner.onnx_format import nodes
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 from edgesplit_partitioner.profiling.layers import Progress, synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
+from edgesplit_partitioner.sandbox.limits import measurement_limits
 
 CHILD: Final = "edgesplit_partitioner.calibration.child"
 """Module of the child process."""
@@ -120,7 +121,9 @@ def measure_points(minutes: float, threads: int = 1, progress: Progress | None =
             progress(min(lines, job.visits * batch_times.batches), job.visits * batch_times.batches)
 
     try:
-        run_child(CHILD, limit_s=4 * job.seconds + 60, job=msgspec.json.encode(job), on_line=on_line)
+        limit_s = 4 * job.seconds + 60
+        limits = measurement_limits(0, None, limit_s)
+        run_child(CHILD, limits=limits, limit_s=limit_s, job=msgspec.json.encode(job), on_line=on_line)
     except ChildFailed as error:
         raise UsageError(f"calibrating failed: {error}") from error
     return times

@@ -26,16 +26,13 @@ from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.tensor_types import ORT_DATATYPES, TensorType
 from edgesplit_partitioner.onnx_format import archive, nodes, normalise
 from edgesplit_partitioner.onnx_format.validate import MIN_EXTERNAL_BYTES
-from edgesplit_partitioner.sandbox.child_process import run_child
-from edgesplit_partitioner.sandbox.limits import confine
+from edgesplit_partitioner.sandbox.child_process import ChildOutOfTime, run_child
+from edgesplit_partitioner.sandbox.limits import out_of_memory, trial_limits
 
 CHILD = "edgesplit_partitioner.onnx_format.optimise"
 """Module of the child process."""
 TIMEOUT_S = 300.0
 """Seconds after which the child is killed."""
-MEMORY_BYTES = 16 * 2**30
-"""Address space of the child in bytes, in addition to eight times the model's size: folding a constant may allocate any
-amount."""
 MAX_FOLDED_BYTES = 2**26
 """Limit on constant folding: a constant that would become larger than this and than the model stays a node, and a
 folded model may have at most four times the sum of both. A few bytes that describe a shape must not become gigabytes.
@@ -50,6 +47,8 @@ TRIAL_FILLS = ("zeros", "ones")
 """Values that trial inputs are filled with. Some models reject zeros; a shape that differs between the two runs depends
 on the data."""
 
+REPEATING = frozenset({"Loop", "Scan"})
+"""Operators that run a graph as often as their inputs say."""
 DATA_DEPENDENT = frozenset(
     {"NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan", "SequenceMap", "Range", "Multinomial"}
 )
@@ -112,6 +111,8 @@ def optimise(
             for declaration in declared.values()
         )
         trials = _trial_shapes(folder, size) if has_open_shapes else []
+        if not has_open_shapes and has_loop(optimised.graph):
+            _check_end(folder, size)
         weights = _memory_map(folder / WEIGHTS_FILE) if (folder / WEIGHTS_FILE).exists() else b""
     return optimised, resolve_types(optimised.graph, declared, trials), weights
 
@@ -124,6 +125,26 @@ def check_operators(model: onnx.ModelProto, data: Mapping[str, memoryview] | Non
     try:
         fold_constants(copy, data)
     except OperatorUnknown:
+        raise
+    except ModelRefused:
+        return
+
+
+def has_loop(graph: onnx.GraphProto) -> bool:
+    """Whether one of its operators, or of the graphs inside them, repeats a graph as often as its inputs say."""
+    return any(
+        node.op_type in REPEATING
+        or any(has_loop(inner) for field in node.attribute for inner in (field.g, *field.graphs))
+        for node in graph.node
+    )
+
+
+def _check_end(folder: Path, size: int) -> None:
+    """Run the optimised model once; ModelRefused where it does not come to an end. Other refusals do not count: the
+    model may reject zeros."""
+    try:
+        _run_child(TRIAL_FILLS[0], folder, size)
+    except ChildOutOfTime:
         raise
     except ModelRefused:
         return
@@ -170,6 +191,8 @@ def _trial_shapes(folder: Path, size: int) -> list[Mapping[str, tuple[int, ...]]
     for fill in TRIAL_FILLS:
         try:
             trials.append(_run_child(fill, folder, size).shapes)
+        except ChildOutOfTime:  # another fill would take as long
+            raise
         except ModelRefused as refusal:
             refusals.append(str(refusal))
     if not trials:
@@ -229,8 +252,8 @@ def _depends_on_data(graph: onnx.GraphProto) -> set[str]:
 def _run_child(task: str, folder: Path, size: int) -> TaskResult:
     """Run one task in the child and return its result; ModelRefused when the child refuses the model, dies or hangs."""
     runtime, result = f"onnxruntime {onnxruntime.__version__}", folder / RESULT_FILE
-    memory_bytes = MEMORY_BYTES + 8 * size
-    raw = run_child(CHILD, task, folder, memory_bytes, limit_s=TIMEOUT_S, result=result, runtime=runtime)
+    limits = trial_limits(size, folder)
+    raw = run_child(CHILD, task, folder, limits=limits, limit_s=TIMEOUT_S, result=result, runtime=runtime)
     answer = msgspec.json.decode(raw, type=TaskResult)
     if answer.refused:
         raise (OperatorUnknown if answer.unknown_operator else ModelRefused)(answer.refused)
@@ -242,12 +265,11 @@ def _run_child(task: str, folder: Path, size: int) -> TaskResult:
 
 def main(arguments: list[str]) -> None:
     """The child: run one task in one folder and write the result there."""
-    task, folder, memory = arguments[0], Path(arguments[1]), int(arguments[2])
-    confine(memory)
+    task, folder = arguments[0], Path(arguments[1])
     try:
         answer = _optimise(folder) if task == "optimise" else _trial_run(folder, task)
     except MemoryError:
-        answer = TaskResult(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
+        answer = TaskResult(refused=out_of_memory())
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         unknown = operator_message(str(error))
         answer = TaskResult(refused=unknown or refusal_message(str(error)), unknown_operator=bool(unknown))

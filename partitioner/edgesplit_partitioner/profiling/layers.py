@@ -33,6 +33,7 @@ from edgesplit_partitioner.onnx_format import archive
 from edgesplit_partitioner.profiling.layers_child import ProfilingJob, TensorRecord, record_tensor
 from edgesplit_partitioner.profiling.ort_profile import LayerTime, layer_times
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
+from edgesplit_partitioner.sandbox.limits import folder_bytes, measurement_limits
 
 __all__ = ["LayerTime", "TensorMeasurements", "measure_input", "measure_layers", "measure_samples", "synthetic_frame"]
 
@@ -296,7 +297,8 @@ def run_steps(module: str, folder: Path, steps: int = 0, progress: Progress | No
     done = itertools.count(1)
     on_step = (lambda _: progress(next(done), steps)) if progress is not None else (lambda _: None)
     try:
-        run_child(module, folder, limit_s=TIMEOUT_S, on_line=on_step)
+        limits = measurement_limits(folder_bytes(folder), folder, TIMEOUT_S)
+        run_child(module, folder, limits=limits, limit_s=TIMEOUT_S, on_line=on_step)
     except ChildFailed as error:
         if "edgetpu-custom-op" not in error.errors:
             raise

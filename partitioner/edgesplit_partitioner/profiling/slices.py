@@ -25,6 +25,7 @@ from edgesplit_partitioner.costs.model import Costs, without_tier
 from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
 from edgesplit_partitioner.sandbox.child_process import child_main, run_child
+from edgesplit_partitioner.sandbox.limits import folder_bytes, measurement_limits
 from edgesplit_partitioner.slicing import CutSlice
 
 CHILD: Final = "edgesplit_partitioner.profiling.slices"
@@ -66,7 +67,8 @@ def measure_slices(
             cut.write(folder / str(position))
         job = SliceJob(tuple(cut.slice for cut in model_slices), runs, warmup, threads, seconds)
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
-        raw = run_child(CHILD, folder, limit_s=TIMEOUT_S, result=folder / "seconds.json")
+        limits = measurement_limits(folder_bytes(folder), folder, TIMEOUT_S)
+        raw = run_child(CHILD, folder, limits=limits, limit_s=TIMEOUT_S, result=folder / "seconds.json")
     times = msgspec.json.decode(raw, type=list[list[float]])
     return {
         cut.slice.name: LayerTime.from_seconds(seconds_of_runs)

@@ -1,24 +1,32 @@
-"""Child processes in which an untrusted model runs: `python -m MODULE ARGUMENTS`, with a time limit.
+"""Child processes in which an untrusted model runs: `python -m MODULE ARGUMENTS`, confined, with a time limit.
 
-A model that crashes or hangs the runtime ends only its child process: the parent raises ChildFailed. A child process
-that was ended by a signal from outside (Ctrl-C, a service that stops) is no fault of the model: Interrupted.
+The only way to start one: it confines itself (`sandbox.confined`) before it imports the module. A model that crashes or
+hangs the runtime ends only its child process: the parent raises ChildFailed. A child process that was ended by a signal
+from outside (Ctrl-C, a service that stops) is no fault of the model: Interrupted.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+import msgspec
 
 from edgesplit.errors import Interrupted, ModelRefused
+from edgesplit.process.confinement import Confinement
+
+CONFINED: Final = "edgesplit_partitioner.sandbox.confined"
+"""Module that confines its process and then runs another."""
 
 INTERRUPT_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Signals that mean an interruption from outside: no runtime raises them on its own process, and edgesplit does not
@@ -34,19 +42,23 @@ class ChildFailed(ModelRefused):
         """What the child process wrote to its standard error."""
 
 
+class ChildOutOfTime(ChildFailed):
+    """A child process exceeded its time limit, or used up its processor seconds."""
+
+
 class ChildProcess:
     """A running child process, killed on exit. `runtime` names in errors what the child process runs models with."""
 
-    def __init__(self, module: str, *arguments: object, runtime: str = "the runtime") -> None:
-        self._runtime = runtime
+    def __init__(self, module: str, *arguments: object, limits: Confinement, runtime: str = "the runtime") -> None:
+        self._runtime, self._limits = runtime, limits
         self._exceeded_s = 0.0
         # A file, since a pipe that nobody reads while the child writes its output would block the child.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        # The child finds the packages that this process does, wherever their path came from.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-m", module, *map(str, arguments)]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=environment)
+        command = confined_command(_folder_of(module), limits, module, *arguments)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._errors, env=child_environment(), cwd=limits.folder or "/"
+        )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
 
@@ -110,10 +122,15 @@ class ChildProcess:
         errors = self._errors.read().decode("utf-8", "replace")
         if self._exceeded_s:
             reason = f"{self._runtime} did not finish with the model within {self._exceeded_s:.0f} s"
-        elif -status in INTERRUPT_SIGNALS:
+            return ChildOutOfTime(reason, errors)
+        if -status == signal.SIGXCPU:
+            seconds = self._limits.cpu_s
+            reason = f"{self._runtime} did not finish with the model within {seconds} s of processor time"
+            return ChildOutOfTime(reason, errors)
+        if -status in INTERRUPT_SIGNALS:
             name = signal.Signals(-status).name
             raise Interrupted(f"the process that tried the model was ended ({name}) before it had finished: try again")
-        elif status < 0:
+        if status < 0:
             reason = f"{self._runtime} crashed on this model ({signal.Signals(-status).name})"
         else:
             last_line = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
@@ -121,9 +138,29 @@ class ChildProcess:
         return ChildFailed(reason, errors)
 
 
+def confined_command(readable: Iterable[str], limits: Confinement, module: str, *arguments: object) -> list[str]:
+    """The command of a child process, which may read these folders too. It must start in a folder that it may read or
+    that has no modules (`-m` begins the search for modules there), with `child_environment`."""
+    confinement = msgspec.json.encode(msgspec.structs.replace(limits, readable=tuple(readable))).decode()
+    return [sys.executable, "-m", CONFINED, confinement, module, *map(str, arguments)]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment; the child finds the packages that this process does, wherever their path came
+    from."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
+
+
+def _folder_of(module: str) -> tuple[str, ...]:
+    """The folder in which this process finds the module."""
+    spec = importlib.util.find_spec(module)
+    return (os.path.dirname(os.path.abspath(spec.origin)),) if spec is not None and spec.origin else ()
+
+
 def run_child(
     module: str,
     *arguments: object,
+    limits: Confinement,
     limit_s: float,
     job: bytes = b"",
     on_line: Callable[[bytes], object] = lambda _: None,
@@ -134,7 +171,7 @@ def run_child(
     content of the file `result`, which the child process must write; ChildFailed where it does not."""
     if result is not None:
         result.unlink(missing_ok=True)
-    with ChildProcess(module, *arguments, runtime=runtime) as child:
+    with ChildProcess(module, *arguments, limits=limits, runtime=runtime) as child:
         child.run(job, limit_s, on_line)
         if result is None:
             return b""

@@ -35,6 +35,7 @@ from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.onnx_format.indivisible import IndivisibleLayer, indivisible_layers
 from edgesplit_partitioner.profiling.layers import Progress, Sample, synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, ChildProcess
+from edgesplit_partitioner.sandbox.limits import measurement_limits
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 from edgesplit_partitioner.split_check.child import CheckJob, CheckResult, Difference, store_samples
 
@@ -45,8 +46,6 @@ TOLERANCE = 1e-5
 the last place of their own type (2^-10), which is more."""
 TIMEOUT_S = 300.0
 """Time limit in seconds for both halves of one cut, in both modes, per sample."""
-MEMORY_BYTES = 16 * 2**30
-"""Address space of a child in bytes, in addition to sixteen times the model's weights."""
 MAX_CRASHES_IN_A_ROW = 5
 """After so many boundaries in a row that crashed the runtime the remaining ones are not tried."""
 MAX_CHILDREN = 4
@@ -216,7 +215,7 @@ class _Workspace:
 
     def __init__(self, folder: Path, model: PreparedModel, graph: LayerGraph, spec: InputSpec | None) -> None:
         self.folder = folder
-        self.memory_bytes = MEMORY_BYTES + 16 * sum(layer.weight_bytes for layer in model.graph.layers)
+        self.weight_bytes = sum(layer.weight_bytes for layer in model.graph.layers)
         self.allowed = tolerance(model.outputs)
         self._model, self._graph, self._spec = model, graph, spec
         self._outputs = tuple(spec.name for spec in model.outputs)
@@ -328,7 +327,7 @@ class _CutQueue:
 
     def work(self) -> None:
         """Worker thread: check queued cuts in a child process of its own until the queue is empty."""
-        with _CheckProcess(self.workspace, self.limit_s) as child:
+        with _CheckProcess(self.workspace, self.limit_s, len(self.cuts)) as child:
             while True:
                 try:
                     number = self._waiting.get_nowait()
@@ -371,8 +370,10 @@ class _CutQueue:
 class _CheckProcess:
     """A child process that runs check jobs one at a time; one that fails is replaced at the next job."""
 
-    def __init__(self, workspace: _Workspace, limit_s: float) -> None:
+    def __init__(self, workspace: _Workspace, limit_s: float, jobs: int = 1) -> None:
+        """`limit_s`: for one job, `jobs`: how many it runs at most."""
         self._workspace, self._limit_s = workspace, limit_s
+        self._limits = measurement_limits(workspace.weight_bytes, workspace.folder, limit_s * jobs)
         self._child: ChildProcess | None = None
 
     def __enter__(self) -> Self:
@@ -383,7 +384,7 @@ class _CheckProcess:
 
     def run(self, job: CheckJob) -> CheckResult:
         """Run one job in the child. ChildFailed where the job crashes the child or exceeds the time limit."""
-        self._child = self._child or ChildProcess(CHILD, self._workspace.folder, self._workspace.memory_bytes)
+        self._child = self._child or ChildProcess(CHILD, self._workspace.folder, limits=self._limits)
         try:
             return msgspec.json.decode(self._child.ask(msgspec.json.encode(job), self._limit_s), type=CheckResult)
         except EdgeError:

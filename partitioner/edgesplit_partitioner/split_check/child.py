@@ -26,7 +26,6 @@ from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.runtime.options import Optimise
 from edgesplit_partitioner.ir.prepared_model import WHOLE
 from edgesplit_partitioner.onnx_format.optimise import refusal_message
-from edgesplit_partitioner.sandbox.limits import confine
 
 EXACT: Optimise = "exact"
 """The mode in which slices are run as they were cut, without further optimisation."""
@@ -181,9 +180,8 @@ def load_samples(folder: Path) -> list[Tensors]:
     return [{name: np.load(folder / file, allow_pickle=False) for name, file in files.items()} for files in file_names]
 
 
-def main(folder: Path, memory_bytes: int) -> None:
+def main(folder: Path) -> None:
     """The child: run jobs from standard input until it ends."""
-    confine(memory_bytes)
     samples = load_samples(folder)
     for line in sys.stdin.buffer:
         result = run_job(folder, msgspec.json.decode(line, type=CheckJob), samples)
@@ -192,4 +190,4 @@ def main(folder: Path, memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -22,7 +22,7 @@ from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.release.manifest import Kernels
 from edgesplit.runtime.tflite import import_litert, invoke, open_interpreter
 from edgesplit_partitioner.sandbox.child_process import run_child
-from edgesplit_partitioner.sandbox.limits import confine
+from edgesplit_partitioner.sandbox.limits import out_of_memory, trial_limits
 from edgesplit_partitioner.tflite_format.flatbuffer import (
     CUSTOM_OPERATOR,
     EDGE_TPU_OPERATOR,
@@ -40,8 +40,6 @@ CHILD = "edgesplit_partitioner.tflite_format.trial_run"
 """Module of the child process."""
 TIMEOUT_S = 300.0
 """Seconds after which the child is killed."""
-MEMORY_BYTES = 16 * 2**30
-"""Address space of the child in bytes, in addition to eight times the model's size."""
 GIVEN_FILE, NORMALISED_FILE, BINDINGS_FILE, RESULT_FILE = "given.tflite", "plain.tflite", "asked.json", "answer.json"
 
 Shape = tuple[int, ...]
@@ -74,8 +72,8 @@ def try_model(raw: bytes, bindings: Mapping[str, int]) -> TrialResult:
         folder = Path(name)
         (folder / GIVEN_FILE).write_bytes(raw)
         (folder / BINDINGS_FILE).write_bytes(msgspec.json.encode(dict(bindings)))
-        memory_bytes, result = MEMORY_BYTES + 8 * len(raw), folder / RESULT_FILE
-        answer = run_child(CHILD, folder, memory_bytes, limit_s=TIMEOUT_S, result=result, runtime="LiteRT")
+        limits, result = trial_limits(len(raw), folder), folder / RESULT_FILE
+        answer = run_child(CHILD, folder, limits=limits, limit_s=TIMEOUT_S, result=result, runtime="LiteRT")
     trial = msgspec.json.decode(answer, type=TrialResult)
     if trial.usage:
         raise UsageError(trial.usage)
@@ -89,12 +87,11 @@ def try_model(raw: bytes, bindings: Mapping[str, int]) -> TrialResult:
 
 def main(arguments: list[str]) -> None:
     """The child: run the model in the folder and write the result there."""
-    folder, memory = Path(arguments[0]), int(arguments[1])
-    confine(memory)
+    folder = Path(arguments[0])
     try:
         answer = _trial_run(folder)
     except MemoryError:
-        answer = TrialResult(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
+        answer = TrialResult(refused=out_of_memory())
     except UsageError as error:
         answer = TrialResult(usage=str(error))
     except (ModelRefused, RuntimeError, ValueError) as error:

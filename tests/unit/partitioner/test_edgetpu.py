@@ -18,6 +18,7 @@ import pytest
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Link, Plan, Row
+from edgesplit.process.confinement import unavailable
 from edgesplit.release.manifest import CompiledSlice, decode_manifest, device_slices, encode_manifest
 from edgesplit.runtime import run_slices, tflite
 from edgesplit.runtime.tflite import LiteRtRuntime
@@ -36,7 +37,14 @@ CORAL = "coral-usb-rpi4"
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program called edgetpu_compiler that answers every model with the same compiled file, and notes what it got."""
+    """A program called edgetpu_compiler that answers every model with the same compiled file, and notes what it got:
+    not confined, so that it can."""
+    monkeypatch.setattr(edgetpu, "confined_command", lambda readable, limits, module, *command: [*map(str, command)])
+    return write_compiler(tmp_path, monkeypatch)
+
+
+def write_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of that program, which is the first on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "compiled").write_bytes(tflite_models.custom(EDGE_TPU_OPERATOR))
@@ -203,6 +211,14 @@ def test_a_misbehaving_compiler_falls_back_to_the_cpu(compiler: Path, script: st
     """Whatever the compiler does, the plan uses the CPU slices."""
     (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\n{script}\n")
     assert edgetpu.compiled_file(tflite_models.quantised(), timeout_s=1.0) is None
+
+
+@pytest.mark.skipif(any(item.what == "files" for item in unavailable()), reason="this kernel has no Landlock")
+def test_the_compiler_ran_with_all_files_of_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles in its own folder, and can write nowhere else."""
+    folder = write_compiler(tmp_path, monkeypatch)
+    assert edgetpu.compiled_file(tflite_models.quantised()) == (folder / "compiled").read_bytes()
+    assert not (folder / "given").exists()
 
 
 def test_subprocesses_of_a_hanging_compiler_are_killed(compiler: Path, tmp_path: Path) -> None:

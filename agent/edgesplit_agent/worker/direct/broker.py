@@ -24,7 +24,7 @@ from edgesplit.errors import Busy, EdgeError, UsageError
 from edgesplit.shared_memory.segment import Segment
 from edgesplit_agent.worker.direct import shared_state
 from edgesplit_agent.worker.direct.shared_state import MAX_LANES, MAX_SLICES, LaneSharedState
-from edgesplit_agent.worker.ipc import Channel, OpenLane, PrepareLanes, ToAgent
+from edgesplit_agent.worker.ipc import LANE_BYTES, Channel, OpenLane, PrepareLanes, ToAgent
 from edgesplit_agent.worker.watchdog_policy import Bounds, Task, run_limit_s
 
 SMOOTHING = 0.3
@@ -236,8 +236,13 @@ class LaneBroker:
         self._spec, self._expected_s = spec, spec.expected_s
 
     def _send_lane(self, lane: OpenLane, sock: socket.socket) -> None:
-        """Send the client its memory, and the worker both socket and memory."""
+        """Send the client its memory, and the worker both socket and memory. UsageError where it has too many
+        tensors for a lane."""
         raw = msgspec.msgpack.encode(lane)
+        if len(raw) > LANE_BYTES:
+            raise UsageError(
+                f"no lane for so many tensors: their description has {len(raw)} bytes, at most {LANE_BYTES}"
+            )
         segment = Segment.create(lane.bytes) if lane.shared else None
         memory = [segment.descriptor] if segment is not None else []
         try:

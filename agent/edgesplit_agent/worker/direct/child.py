@@ -29,7 +29,7 @@ from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.worker.direct import shared_state
 from edgesplit_agent.worker.direct.shared_state import LaneSharedState
-from edgesplit_agent.worker.ipc import MESSAGE_BYTES, OpenLane
+from edgesplit_agent.worker.ipc import LANE_BYTES, OpenLane
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ class WorkerLanes:
     def _accept(self) -> None:
         """Accept a lane from the agent; it arrives without descriptors where this process has none left."""
         assert self._lane_socket is not None
-        raw, files, _, _ = socket.recv_fds(self._lane_socket, MESSAGE_BYTES, 2)
+        raw, files, _, _ = socket.recv_fds(self._lane_socket, LANE_BYTES, 2)
         if not raw:
             self._poll.unregister(self._lane_socket.fileno())
             return

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgesplit.process import confinement
 from edgesplit_cli.commands.fleet import unhealthy_parts
 from edgesplit_controller.components.overview import OUTDATED_S, REMEDIES, HealthOverview
 from edgesplit_controller.components.probes import Probe, ProbeResult, broker_probe, offload_probe
@@ -126,10 +127,23 @@ def test_database_disk_histories_and_processes_are_always_listed(world: FleetHar
     leased = LeaseRow(name="controller", holder="me", token=1, expires=4e9)
     world.put(leased, LeaseRow(name="process 1", holder="me", token=1, expires=4e9))
     shown = parts_of(world, tmp_path, behind=1_000_000).to_dicts()
-    assert {"database", "disk", "histories", "processes"} == {row["name"] for row in shown}
+    assert {"database", "disk", "histories", "model processes", "processes"} == {row["name"] for row in shown}
     assert named(shown, "histories")["state"] == "bad" and "answers in" in named(shown, "database")["text"]
     assert named(shown, "processes")["text"] == "1 process runs"
     assert {row["name"] for row in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
+
+
+def test_doctor_did_not_say_that_models_are_not_confined(
+    world: FleetHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel lacks something, the component says what and why, and what to do about it."""
+    monkeypatch.setattr(
+        confinement, "unavailable", lambda: [confinement.Unavailable("files", "no Landlock", "use 5.13")]
+    )
+    component = named(parts_of(world, tmp_path).to_dicts(), "model processes")
+    assert component["state"] == "unknown" and "not confined: files (no Landlock): use 5.13" in component["text"]
+    monkeypatch.setattr(confinement, "unavailable", list)
+    assert named(parts_of(world, tmp_path).to_dicts(), "model processes")["state"] == "good"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, Model
 from edgesplit.links import parse_link
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit_controller.access.request_limits import BodyLimits, RateLimit
-from edgesplit_controller.api.dispatch import HeavyJobQueue
+from edgesplit_controller.api.dispatch import MAX_JOBS_PER_OPERATOR, HeavyJobQueue
 from edgesplit_controller.api.errors import kind_of, status_of
 from edgesplit_controller.api.request_parsing import parse_bindings
 from edgesplit_controller.app.offload_process import offload_arguments
+from edgesplit_controller.caller import set_current_operator
 from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.planning.planner_service import (
@@ -178,7 +180,7 @@ def test_request_body_limits_depend_on_the_path(
     assert asyncio.run(talk()) == status
 
 
-def test_heavy_jobs_run_one_at_a_time_in_a_bounded_queue() -> None:
+def test_heavy_jobs_of_an_operator_run_one_at_a_time_in_a_bounded_queue() -> None:
     """Order is kept, errors are raised in the caller, and a job beyond the limit is refused with a retry hint."""
     heavy = HeavyJobQueue()
     gate, ran = threading.Event(), []
@@ -200,6 +202,65 @@ def test_heavy_jobs_run_one_at_a_time_in_a_bounded_queue() -> None:
 
     answers = asyncio.run(talk())
     assert ran == list(range(16)) and answers[0] == 0 and isinstance(answers[1], UsageError)
+
+
+def test_one_operators_push_delayed_the_pushes_of_all_others() -> None:
+    """A job that does not end holds back its own operator's next one only; the operators after it take turns."""
+    heavy = HeavyJobQueue(lanes=2)
+    gate, all_queued = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def endless() -> None:
+        gate.wait(PATIENCE_S)
+        ran.append("mallory 0")
+
+    def brief(name: str) -> None:
+        all_queued.wait(PATIENCE_S)
+        ran.append(name)
+
+    async def submit(operator: str, work: Callable[..., None], *arguments: str) -> None:
+        set_current_operator(operator)
+        await heavy.run(work, *arguments)
+
+    async def talk() -> None:
+        slow = [asyncio.create_task(submit("mallory", endless))]
+        slow.append(asyncio.create_task(submit("mallory", brief, "mallory 1")))
+        await asyncio.sleep(0)
+        names = ["alice 0", "alice 1", "alice 2", "bob 0"]
+        jobs = [asyncio.create_task(submit(name.split()[0], brief, name)) for name in names]
+        await asyncio.sleep(0)
+        all_queued.set()
+        await asyncio.gather(*jobs)
+        assert heavy.waiting == 2 and not any(name.startswith("mallory") for name in ran)
+        gate.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(talk())
+    assert ran.index("bob 0") < ran.index("alice 2"), ran
+    assert [name for name in ran if name.startswith("alice")] == ["alice 0", "alice 1", "alice 2"]
+    assert ran[-2:] == ["mallory 0", "mallory 1"] and heavy.waiting == 0
+
+
+def test_one_operator_could_fill_the_queue_of_all() -> None:
+    """Beyond its own share an operator is refused; another is not."""
+    heavy = HeavyJobQueue(lanes=1)
+    gate = threading.Event()
+
+    async def submit(operator: str) -> None:
+        set_current_operator(operator)
+        await heavy.run(gate.wait, PATIENCE_S)
+
+    async def talk() -> None:
+        waiting = [asyncio.create_task(submit("mallory")) for _ in range(MAX_JOBS_PER_OPERATOR)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="of your"):
+            await submit("mallory")
+        waiting.append(asyncio.create_task(submit("alice")))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(talk())
 
 
 @pytest.mark.parametrize(

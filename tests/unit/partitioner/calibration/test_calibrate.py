@@ -26,6 +26,7 @@ from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.costs.predict import Predictor, predict_intervals
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 from edgesplit_partitioner.sandbox.child_process import run_child
+from edgesplit_partitioner.sandbox.limits import measurement_limits
 
 GRID = operator_grid.grid()
 SLOWER = 1.2
@@ -189,7 +190,8 @@ def test_a_slow_machine_was_fitted_by_its_widest_networks_alone() -> None:
     """However little time there is, the child measures every network, small ones among them, and some operators."""
     job = CalibrationJob(seconds=0.01, visits=1, batch=20, most_points=100)
     lines: list[bytes] = []
-    run_child(calibrate.CHILD, limit_s=300.0, job=msgspec.json.encode(job), on_line=lines.append)
+    limits = measurement_limits(0, None, 300.0)
+    run_child(calibrate.CHILD, limits=limits, limit_s=300.0, job=msgspec.json.encode(job), on_line=lines.append)
     measured = [msgspec.json.decode(line, type=BatchTimes) for line in lines]
     networks, points = ({i for times in measured if times.whole == whole for i in times.seconds} for whole in (1, 0))
 

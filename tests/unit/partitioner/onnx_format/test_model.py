@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_partitioner.onnx_format import archive as bundle
 from edgesplit_partitioner.onnx_format import optimise
 from edgesplit_partitioner.onnx_format.model import prepare_model
+from edgesplit_partitioner.sandbox import limits
 from support import onnx_models as tiny
 
 
@@ -168,9 +169,39 @@ def test_a_crash_of_onnxruntime_refuses_the_model(tmp_path: Path, monkeypatch: p
 
 def test_excessive_memory_use_refuses_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that allocates more memory than a model may have is refused."""
-    monkeypatch.setattr(optimise, "MEMORY_BYTES", 2**26)
+    monkeypatch.setattr(limits, "MEMORY_BYTES", 2**26)
     with pytest.raises(ModelRefused):
         prepare_model(tiny.chain())
+
+
+def endless_loop(*, open_shape: bool) -> bytes:
+    """A loop of 2^62 turns in 300 bytes; with `open_shape` its result's length is known only after a run."""
+    node, flag = helper.make_node, TensorProto.BOOL
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("Tanh", ["v"], ["next"])], "body",
+        [tiny.value("i", [], TensorProto.INT64), tiny.value("go", [], flag), tiny.value("v", [1, 4])],
+        [tiny.value("on", [], flag), tiny.value("next", [1, 4])],
+    )  # fmt: skip
+    nodes = [node("Loop", ["times", "", "x"], ["y"], body=body)]
+    if open_shape:
+        nodes += [node("NonZero", ["y"], ["places"])]
+    outputs = [tiny.value("places", [2, "count"], TensorProto.INT64)] if open_shape else [tiny.value("y", [1, 4])]
+    times = numpy_helper.from_array(np.array(2**62), "times")
+    return tiny.build(nodes, [tiny.value("x", [1, 4])], outputs, [times])
+
+
+@pytest.mark.parametrize("open_shape", [True, False])
+def test_a_loop_of_2_to_the_62_turns_cost_ten_minutes(monkeypatch: pytest.MonkeyPatch, open_shape: bool) -> None:
+    """It is refused once it has used a trial's processor seconds, once only, whether or not its shapes need a run."""
+    monkeypatch.setattr(limits, "TRIAL_CPU_S", 5.0)
+    tasks: list[object] = []
+    run_child = optimise.run_child
+    monkeypatch.setattr(
+        optimise, "run_child", lambda *given, **how: (tasks.append(given[1]), run_child(*given, **how))[1]
+    )
+    with pytest.raises(ModelRefused, match=r"did not finish with the model within 6 s of processor time"):
+        prepare_model(endless_loop(open_shape=open_shape))
+    assert tasks == ["optimise", "zeros"]
 
 
 def test_two_preparations_give_the_same_bytes() -> None:

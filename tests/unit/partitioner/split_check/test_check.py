@@ -35,7 +35,7 @@ def run_or_crash(folder, job, samples):
         os.kill(os.getpid(), {signal})
     return run_job(folder, job, samples)
 child.run_job = run_or_crash
-child.main(Path(sys.argv[1]), int(sys.argv[2]))
+child.main(Path(sys.argv[1]))
 """
 """A child process that ends by a signal at some of its jobs."""
 
