@@ -33,7 +33,7 @@ KEYS: Final = ("keys", "tuf/keys")
 """Folders with private keys."""
 SECRETS: Final = (*KEYS, "tuf/pending.json", "operator.token")
 """Files and folders that an unencrypted backup must not contain."""
-INCLUDED: Final = ("tuf", "keys", "operator.token", "ports.json")
+INCLUDED: Final = ("tuf", "keys", "operator.token", "ports.json", "addresses.json")
 """Files and folders of the data folder that a backup contains, besides rows and blobs."""
 MEMORY_BYTES: Final = 32 * 2**20
 """Bytes of rows that are held in memory; more are spooled to an unnamed temporary file."""
