@@ -99,5 +99,5 @@ def keep_given(data: Path, given: Mapping[str, Value]) -> dict[str, Value]:
 
 def shown(value: Value) -> str:
     """A kept option for people, without a password in it."""
-    texts = value if isinstance(value, list) else ["yes" if value is True else value]
+    texts = value if isinstance(value, list) else [value if isinstance(value, str) else "yes"]
     return ", ".join(re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", text) for text in texts)

@@ -73,7 +73,7 @@ from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
 )
 @click.option("--force", is_flag=True, help="Start also where enrolled devices would not find the controller any more.")
 @click.pass_context
-def up(context: click.Context, **options: Any) -> None:
+def up(context: click.Context, /, **options: Any) -> None:
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it.
 
     The options are kept for the next start (`edgectl config` shows and changes them).
