@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgesplit_cli.demo.scenario import INPUT_SPEC
 from support import REPOSITORY
+from support.edgesplit_processes import DIGITS, Cloud
 
 NEEDED = (
     "edgesplit/py.typed",
@@ -22,6 +24,9 @@ NEEDED = (
 BUILT = REPOSITORY / "cloud_controller" / "edgesplit_controller" / "dashboard_assets"
 BASE = ("msgspec", "numpy", "numpy.libs", "zstandard", "PIL", "pillow.libs", "httptools")
 """What a plain `pip install edgesplit` has, as folders of site-packages."""
+OPERATOR = ("click", "rich", "pygments", "markdown_it", "mdurl", "cryptography", "_cffi_backend", "cffi", "packaging")
+OPERATOR += ("yaml", "_yaml", "typing_extensions", "onnx", "google", "ml_dtypes")
+"""What `edgesplit[operator]` adds: no planner, no runtime, no controller."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +72,23 @@ def test_the_installed_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Pa
     subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True)
 
 
+def install(wheel: Path, folder: Path, packages: tuple[str, ...]) -> None:
+    """Unpack the wheel, with these packages of the present environment beside it."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    site = Path(msgspec.__file__).parent.parent
+    for name in packages:
+        for found in (site / name, *site.glob(f"{name}.*")):
+            if found.exists() and not (folder / found.name).exists():
+                (folder / found.name).symlink_to(found)
+
+
+def run_installed(folder: Path, module: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a console script of the installation in `folder`, which has no other packages than those there."""
+    script = f"import sys; sys.path.append({str(folder)!r}); sys.argv = ['x', *{words!r}]; import {module} as start"
+    script += "; sys.exit(start.main())"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, cwd=folder)
+
+
 @pytest.mark.parametrize(
     ("module", "words", "extra"),
     [
@@ -80,14 +102,8 @@ def test_commands_without_their_extra_say_what_to_install(
     wheel: Path, tmp_path: Path, module: str, words: list[str], extra: str
 ) -> None:
     """Only what a plain `pip install edgesplit` installs is there: the commands died with tracebacks."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    site = Path(msgspec.__file__).parent.parent
-    for name in BASE:
-        if (site / name).exists():
-            (tmp_path / name).symlink_to(site / name)
-    script = f"import sys; sys.path.append({str(tmp_path)!r}); sys.argv = ['x', *{words!r}]; import {module} as start"
-    script += "; sys.exit(start.main())"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    install(wheel, tmp_path, BASE)
+    done = run_installed(tmp_path, module, words)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert f"python -m pip install 'edgesplit[{extra}]'" in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -100,3 +116,30 @@ def test_the_wheel_carries_its_licence_and_classifiers(wheel: Path) -> None:
         assert name.replace("METADATA", "licenses/LICENSE") in archive.namelist()
     assert "License-Expression: Apache-2.0" in metadata and "Author: The edgesplit authors" in metadata
     assert "Classifier: Programming Language :: Python :: 3.11" in metadata
+
+
+def test_an_operators_machine_needs_no_planner_and_no_runtime(wheel: Path, tmp_path: Path) -> None:
+    """`edgesplit[operator]` against a real controller: models, plans, claims, devices, rollouts. `edgectl up` needs
+    more, and says what."""
+    installed, cloud = tmp_path / "installed", Cloud(tmp_path, "--no-offload")
+    installed.mkdir()
+    install(wheel, installed, (*BASE, *OPERATOR))
+    cloud.start()
+    try:
+        claim = tmp_path / "cam-1.claim.json"
+        for words in (
+            ["model", "push", str(DIGITS / "digits.onnx"), "--name", "digits", "--input", INPUT_SPEC],
+            ["model", "list"],
+            ["device", "claim", "cam-1", "--profile", "raspberrypi4", "--link", "wifi", "--out", str(claim)],
+            ["device", "list"],
+            ["plan", "digits", "--device", "raspberrypi4", "--link", "wifi"],
+            ["rollout", "list"],
+            ["fleet"],
+            ["whoami"],
+        ):
+            done = run_installed(installed, "edgesplit_cli.start", ["--data", str(cloud.data), *words])
+            assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    finally:
+        cloud.stop()
+    refused = run_installed(installed, "edgesplit_cli.start", ["--data", str(tmp_path / "other"), "up"])
+    assert refused.returncode == 2 and "pip install 'edgesplit[cli]'" in refused.stderr, refused.stderr

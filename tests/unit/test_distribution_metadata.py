@@ -46,6 +46,13 @@ def test_the_controllers_extras_are_refused_on_python_3_10(project: dict[str, An
     assert not any("scipy" in one for name in ("agent", "offload", "tflite", "otel") for one in extras[name])
 
 
+def test_the_operators_extra_has_no_planner_and_no_runtime(project: dict[str, Any]) -> None:
+    """640 MB were needed on a remote operator's machine."""
+    operator = " ".join(project["optional-dependencies"]["operator"])
+    heavy = ("edgesplit[", "scipy", "onnxruntime", "litert", "matplotlib", "psycopg", "fastapi", "sqlalchemy")
+    assert not [name for name in heavy if name in operator]
+
+
 def test_security_and_contributing_name_files_that_exist() -> None:
     """Each link of the two pages leads somewhere in the repository."""
     for page in ("SECURITY.md", "CONTRIBUTING.md"):
