@@ -79,7 +79,7 @@ def _value(name: str, values: tuple[str, ...]) -> Value:
         return True
     if not values or (len(values) > 1 and not option.multiple):
         raise UsageError(f"{name} takes {'at least one value' if option.multiple else 'one value'}")
-    return list(values) if option.multiple else values[0]
+    return list(values) if option.multiple else next(iter(values))
 
 
 def _check(data: Path, kept: dict[str, Value]) -> None:
