@@ -89,6 +89,9 @@ class Settings:
     """Validity of a director statement in seconds: until then it may install something new. It is renewed at half of
     that."""
 
+    force: bool = False
+    """Start also where enrolled devices could not reach the controller any more."""
+
     def __post_init__(self) -> None:
         for host in self.hosts:
             check_host(host)

@@ -17,7 +17,7 @@ RUN npm run build
 
 FROM ${PYTHON} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE hatch_build.py ./
 COPY sdk sdk
 COPY partitioner partitioner
 COPY agent agent

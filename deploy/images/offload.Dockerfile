@@ -10,7 +10,7 @@ ARG PYTHON=python:3.13-slim-bookworm
 
 FROM ${PYTHON} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE hatch_build.py ./
 COPY sdk sdk
 COPY partitioner partitioner
 COPY agent agent
@@ -22,7 +22,7 @@ COPY cli cli
 COPY device_profiles device_profiles
 COPY examples examples
 RUN python -m venv /opt/edgesplit \
- && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[offload,tflite]"
+ && EDGESPLIT_WITHOUT_DASHBOARD=1 /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[offload,tflite]"
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp edgesplit

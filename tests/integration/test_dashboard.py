@@ -355,9 +355,27 @@ def test_a_login_code_works_once_and_signing_out_ends_the_session(dashboard: Das
         browser.button("Sign out").click()
         browser.shows("edgectl dashboard")
         browser.one("#token").send_keys(code, Keys.ENTER)
-        browser.shows("unknown, used or expired", ".problem")
+        browser.shows("used already", ".problem")
         browser.open(dashboard.page("devices", dashboard.names[0]))
         browser.shows("edgectl dashboard")
+
+
+def test_an_address_pasted_into_an_open_sign_in_page_signs_in(dashboard: Dashboard, tmp_path: Path) -> None:
+    """Only the part behind # changes then, so no page is loaded: nothing happened. A used address says that it was
+    used, also where the page was loaded with it."""
+    with chromium(tmp_path) as browser:
+        browser.open(f"{dashboard.url}/")
+        browser.shows("edgectl dashboard")
+        code = dashboard.up.ok("POST", "/v1/session/codes")["code"]
+        browser.run("location.href = arguments[0]", f"{dashboard.url}/#login={code}")
+        browser.shows("Sign out")
+        assert code not in browser.driver.current_url
+        browser.button("Sign out").click()
+        browser.shows("edgectl dashboard")
+        browser.run("location.href = arguments[0]", f"{dashboard.url}/#login={code}")
+        browser.shows("used already", ".problem")
+        browser.one("#token").send_keys(code[:-1], Keys.ENTER)
+        browser.shows("misspelt or incomplete", ".problem")
 
 
 def _cells(browser: Browser, column: str) -> list[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
+from edgesplit.errors import NotFound
+from edgesplit_cli.demo.scenario import INPUT_SPEC
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,30 @@ def test_a_canary_runs_first_and_the_rest_follow_when_approved(cloud: Cloud, fle
     assert {runs(cloud, "cam-1"), runs(cloud, "cam-2")} == {before}
     answer = fleet[0].infer("digits", frame_input(frames(1)[0][0]))
     assert answer.outputs["probabilities"].shape == (1, 10)
+
+
+def test_a_first_release_that_is_rolled_back_leaves_the_devices(cloud: Cloud, fleet: list[Agent]) -> None:
+    """A second model comes and goes again: both agents run nothing of it, their requests for it are refused, and the
+    model that they ran before answers on."""
+    cloud.edgectl("model", "push", str(DIGITS / "digits.onnx"), "--name", "guest", "--input", INPUT_SPEC)
+    made = cloud.json("deploy", "guest", "--partition", "device", "--to", "all", "--wait", "90")
+    jpeg = frames(1)[0][0]
+    assert fleet[0].infer("guest", frame_input(jpeg)).outputs["probabilities"].shape == (1, 10)
+
+    shown = cloud.edgectl("rollout", "rollback", str(made["rollout"]))
+
+    assert "rolling back" in shown or "rolled back" in shown
+    last = ended(cloud, made["rollout"], 13)
+    assert last["states"]["rolled back"] == 2 and "2 of 2 devices are back to what they ran before" in last["reason"]
+    for agent in fleet:
+        device = cloud.api.get(f"/v1/devices/{agent.name}")
+        assert [one["model"] for one in device["models"]] == ["digits"]
+        assert [one["model"] for one in device["desired"]] == ["digits@1"] or "guest" not in str(device["desired"])
+        with pytest.raises(NotFound):
+            agent.infer("guest", frame_input(jpeg))
+        assert agent.infer("digits", frame_input(jpeg)).outputs["probabilities"].shape == (1, 10)
+    refused = cloud.edgectl("rollout", "rollback", str(made["rollout"]), code=2)
+    assert "deploy its release again" in refused
 
 
 def test_a_device_that_is_off_does_not_delay_a_rollout(cloud: Cloud, fleet: list[Agent]) -> None:

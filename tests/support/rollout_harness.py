@@ -62,7 +62,9 @@ class StandIn:
 
     def work(self, bad: Collection[str]) -> None:
         """One step towards what is wanted; a bad release is found out on trial, and what ran before runs on."""
-        if self.state == "assigned":
+        if self.state == "assigned" and not self.wanted:
+            self.state, self.runs = "running", ""
+        elif self.state == "assigned":
             self.state = "fetching"
         elif self.state == "fetching" and self.mood != "stuck":
             self.state = "trial"
@@ -77,6 +79,8 @@ class StandIn:
         if self.state == "assigned":
             return None
         runs = self.wanted if self.state in ("trial", "running") else self.runs
+        if not runs and not self.wanted:
+            return Reported(1, self.counter, ())
         return Reported(1, self.counter, (ModelState(self.model, runs, self.wanted, self.state, self.failed),))
 
 

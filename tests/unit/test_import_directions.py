@@ -38,8 +38,8 @@ MAY_IMPORT = {
 }
 LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
-        "atomic_files audit_chain backoff concurrency errors file_hash lazy_import limits msgspec_warmup socket_send "
-        "terminal_text",
+        "atomic_files audit_chain backoff concurrency errors file_hash lazy_import limits missing_packages "
+        "msgspec_warmup socket_send terminal_text",
         "decoding",
         "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
         "link_emulation links observability release testing",
@@ -103,7 +103,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "run",
     ),
     CLI: (
-        "export_files lazy_commands output settings",
+        "export_files kept_options lazy_commands output settings",
         "progress",
         "demo doctor flash local options signing",
         "main operator_keys views",

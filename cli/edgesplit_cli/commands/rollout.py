@@ -93,6 +93,10 @@ for _verb, _help in (
     ("resume", "Continue, also where evidence for a gate was missing."),
     ("approve", "Start the stage that waits for approval."),
     ("abort", "Start no further device, and roll back those in progress; those that succeeded stay."),
-    ("rollback", "Roll every device back to what it ran before, also after the rollout has ended."),
+    (
+        "rollback",
+        "Roll every device back to what it ran before (nothing, if the release was its first), also after the rollout"
+        " has ended.",
+    ),
 ):
     rollout.add_command(_action_command(_verb, _help))

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
-from edgesplit.errors import UsageError
-from edgesplit.observability.log_format import FORMATS, Format
+from edgesplit.controller_client.client import ControllerClient
+from edgesplit.errors import EdgeError, UsageError
+from edgesplit.observability.log_format import FORMATS
+from edgesplit_cli.commands.dashboard import login_address
+from edgesplit_cli.kept_options import KEPT_META, KeepsOptions, Value, keep_given, shown
 from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, format_address
-from edgesplit_controller.settings import BrokerKind, Settings
-
-if TYPE_CHECKING:
-    from edgesplit.runtime.options import Optimise
+from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
 
 
-@click.command()
+@click.command(cls=KeepsOptions)
 @click.option("--api-port", type=PORT, help="Port of the HTTPS API; 0 chooses one. [default: 8443]")
 @click.option("--mqtt-port", type=PORT, help="Port of the broker; 0 chooses one. [default: 8883]")
 @click.option("--offload-port", type=PORT, help="Port of the offload server. [default: 8500]")
-@click.option("--bind", help="Address to listen on. [default: 127.0.0.1]")
+@click.option("--bind", help="Address to listen on. [default: 127.0.0.1, or every address with --host]")
 @click.option(
     "--host", "hosts", multiple=True,
     help="Name or address that devices use to reach this machine; may be given several times.",
@@ -68,43 +71,65 @@ if TYPE_CHECKING:
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
 )
-@click.pass_obj
-def up(
-    data: Path, api_port: int | None, mqtt_port: int | None, offload_port: int | None, bind: str | None,
-    hosts: tuple[str, ...], no_offload: bool, database: str, broker: str, advertised_broker: str, on_revocation: str,
-    print_broker_config: BrokerKind | None, out: Path | None, installed_at: Path | None, processes: int, join: bool,
-    offload_url: str, api_url: str, metrics: tuple[str, int] | None, offload_metrics: tuple[str, int] | None,
-    offload_mode: Optimise, telemetry_s: float, log_format: Format,
-) -> None:  # fmt: skip
-    """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
+@click.option("--force", is_flag=True, help="Start also where enrolled devices would not find the controller any more.")
+@click.pass_context
+def up(context: click.Context, /, **options: Any) -> None:
+    """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it.
+
+    The options are kept for the next start (`edgectl config` shows and changes them).
+    """
     from edgesplit_controller.app.main import run, write_external_broker
 
-    ports: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
-    options = {name: value for name, value in ports.items() if value is not None}
-    options |= {"metrics": metrics, "offload_metrics": format_address(offload_metrics), "log_format": log_format}
-    options |= {
-        "database": database,
-        "broker": broker,
-        "advertised_broker": advertised_broker,
-        "on_revocation": on_revocation,
-    }
-    options |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
-    options |= {"telemetry_s": telemetry_s}
-    settings = Settings(data=data, hosts=hosts, offload=not no_offload, offload_mode=offload_mode, **options)
-    if print_broker_config is None:
-        run(settings, ready=_print_addresses)
+    data: Path = context.obj
+    settings = to_settings(data, options)
+    kind: BrokerKind | None = options["print_broker_config"]
+    if kind is None:
+        run(settings, ready=partial(_on_ready, data, context.meta[KEPT_META]))
         return
+    out: Path | None = options["out"]
     if out is None:
         raise UsageError("missing option --out DIR: the folder for the broker's files")
-    for file in write_external_broker(settings, print_broker_config, out, installed_at):
+    for file in write_external_broker(settings, kind, out, options["installed_at"]):
         click.echo(file)
 
 
-def _print_addresses(addresses: dict[str, Any]) -> None:
+def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
+    """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
+    chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
+    same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
+    chosen |= {name: options[name] for name in (*same, "api_url", "offload_url", "telemetry_s", "force")}
+    return Settings(
+        data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
+        offload_metrics=format_address(options["offload_metrics"]), **chosen,
+    )  # fmt: skip
+
+
+def _on_ready(data: Path, given: Mapping[str, Value], addresses: dict[str, Any]) -> None:
+    """Keep the options, now that a start with them has succeeded, and print what is reached where."""
+    kept = keep_given(data, given)
     click.echo(f"controller: ready at {addresses['api_url']}")
     click.echo(f"broker:     mqtts://{addresses.get('mqtt_host', '127.0.0.1')}:{addresses['mqtt_port']}")
     if addresses.get("offload_url"):
         click.echo(f"offload:    {addresses['offload_url']}")
+    click.echo(f"dashboard:  {_dashboard_line(data, addresses['api_url'])}")
+    if kept:
+        texts = ", ".join(f"{name} {shown(value)}" for name, value in sorted(kept.items()))
+        click.echo(f"settings:   {texts} (kept for every start; `edgectl config` changes them)")
     for notice in addresses.get("notices", ()):
         click.echo(f"keys:       {notice}")
     click.echo("Ctrl-C stops it; everything is kept for the next start.")
+
+
+def _dashboard_line(data: Path, url: str) -> str:
+    """The dashboard's address, on a terminal with a one-time code; elsewhere the output may be a log that others read,
+    so only the command that makes one."""
+    from edgesplit_controller.dashboard.assets import is_built
+
+    if not is_built():
+        return f"{url}/ says how to build it: this installation has none"
+    if not sys.stdout.isatty():
+        return f"{url}/ (`edgectl dashboard` prints an address that signs in once)"
+    try:
+        return f"{login_address(ControllerClient.connect(data))[0]} (signs in once, within two minutes)"
+    except EdgeError as error:
+        return f"{url}/ (no one-time address: {error})"

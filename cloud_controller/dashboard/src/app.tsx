@@ -1,5 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { useCell } from "./data/cell";
+import { loginCode } from "./data/login";
 import { resume, session, signIn } from "./data/session";
 import { AgentsPage, isAgent } from "./pages/agents";
 import { DevicePage } from "./pages/device";
@@ -13,7 +14,7 @@ import { SignInPage } from "./pages/signin";
 import { SystemPage } from "./pages/system";
 import { Empty, Loading, Problem } from "./parts/notes";
 import { Shell } from "./parts/shell";
-import { loginCode, route } from "./route";
+import { route } from "./route";
 
 export function App() {
   const who = useCell(session);
@@ -24,6 +25,14 @@ export function App() {
     setFailed(null);
     begin().catch((error: Error) => setFailed(error));
   }, [attempt]);
+  // An address of `edgectl dashboard` that is pasted into this tab changes only what follows #: no page is loaded.
+  useEffect(() => {
+    const onHash = () => {
+      if (loginCode(location.hash) !== null) setAttempt((earlier) => earlier + 1);
+    };
+    addEventListener("hashchange", onHash);
+    return () => removeEventListener("hashchange", onHash);
+  }, []);
   if (who === undefined) {
     if (failed === null) return <Loading />;
     return <Problem error={failed} again={() => setAttempt(attempt + 1)} />;

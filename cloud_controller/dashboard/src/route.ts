@@ -1,6 +1,7 @@
 // Where the page is, in the part of the address that is never sent: `#/devices/cam-1?q=...`.
 
 import { Cell } from "./data/cell";
+import { loginCode } from "./data/login";
 
 export interface Route {
   parts: string[];
@@ -17,14 +18,9 @@ export function to(...parts: string[]): string {
   return `#/${parts.map(encodeURIComponent).join("/")}`;
 }
 
-/** The one-time code with which `edgectl dashboard` opens the page. */
-export function loginCode(hash: string): string | null {
-  return new URLSearchParams(hash.replace(/^#\/?/, "")).get("login");
-}
-
 export const route = new Cell<Route>(parsed(location.hash));
 addEventListener("hashchange", () => {
-  route.value = parsed(location.hash);
+  if (loginCode(location.hash) === null) route.value = parsed(location.hash);
 });
 
 /** Change what follows `?` without a step in the history. */

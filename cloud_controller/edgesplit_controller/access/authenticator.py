@@ -3,7 +3,7 @@ HTTP.
 
 Guarantees: one method per request, and never a second one after the first failed; a token is valid only with a
 certificate of the same operator; a session changes nothing without its CSRF token, nor for a page of another origin;
-every refusal of credentials has the same text per method, and repeated failures are delayed (`login_throttle`).
+every refusal of a token has the same text, and repeated failures are delayed (`login_throttle`).
 """
 
 from __future__ import annotations

@@ -37,6 +37,12 @@ def checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode()), CHECK_DIGITS)
 
 
+def is_well_formed(secret: str, kind: Kind) -> bool:
+    """Whether a secret has the form and the check digits of this kind, as one that was copied whole has."""
+    prefix, body = f"edgesplit_{kind}_", secret[-SECRET_DIGITS - CHECK_DIGITS : -CHECK_DIGITS]
+    return secret == f"{prefix}{body}{checksum(body)}" and len(body) == SECRET_DIGITS and set(body) <= set(DIGITS)
+
+
 def fingerprint(secret: str) -> str:
     """The SHA-256 of the secret in hex, which is what the database stores."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

@@ -27,7 +27,12 @@ MAX_SESSION_S = 43_200.0
 """Longest duration of a session, in seconds."""
 RETENTION_S = 86_400.0
 """Seconds after which expired codes and sessions are deleted; the audit log keeps the record."""
-WRONG_CODE = "this login code is unknown, used or expired: `edgectl dashboard` makes a new one"
+NEW_CODE = "`edgectl dashboard` makes a new one"
+MISSPELT_CODE = "this login code is misspelt or incomplete: paste the whole address that `edgectl dashboard` printed"
+UNKNOWN_CODE = f"this login code is not of this controller: {NEW_CODE}"
+USED_CODE = f"this login code was used already, and works once: {NEW_CODE}"
+EXPIRED_CODE = f"this login code is older than {CODE_S // 60} minutes: {NEW_CODE}"
+INACTIVE_OPERATOR = "the operator of this login code was revoked, or their access has expired: ask an administrator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +63,21 @@ class Sessions:
         return code, expires
 
     def open_by_code(self, code: str, address: str) -> OpenedSession:
-        """Open a session by an unused login code. Unauthenticated, with the same text in every case, for any other
-        code."""
+        """Open a session by an unused login code. Unauthenticated, with the reason, for any other: whoever has a code
+        of 256 random bits was given it, so the reason helps nobody to guess one."""
+        if not bearer_token.is_well_formed(code, "code"):
+            raise Unauthenticated(MISSPELT_CODE)
         hashed, now = bearer_token.fingerprint(code), self._now()
         with self._database.write() as session:
             is_usable = (LoginCodeRow.sha256 == hashed, LoginCodeRow.used.is_(None), LoginCodeRow.expires > now)
             # One conditional UPDATE marks the code as used: of two concurrent logins only one changes the row.
             used = session.execute(update(LoginCodeRow).where(*is_usable).values(used=now))
-            row = session.get(LoginCodeRow, hashed) if used.rowcount == 1 else None  # type: ignore[attr-defined]
-            operator = self._operators.active(row.operator, session) if row is not None else None
+            row = session.get(LoginCodeRow, hashed)
+            if row is None or used.rowcount != 1:  # type: ignore[attr-defined]
+                raise Unauthenticated(UNKNOWN_CODE if row is None else USED_CODE if row.used else EXPIRED_CODE)
+            operator = self._operators.active(row.operator, session)
             if operator is None:
-                raise Unauthenticated(WRONG_CODE)
+                raise Unauthenticated(INACTIVE_OPERATOR)
         return self.open(operator, address)
 
     def open(self, operator: OperatorRow, address: str) -> OpenedSession:

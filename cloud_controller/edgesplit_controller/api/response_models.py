@@ -528,7 +528,9 @@ class RolloutShape(ResponseModel):
 
 
 class RolloutDeviceShape(ResponseModel):
-    """State of one device in a rollout. `counts`: whether it counts as failed in its stage's failure threshold."""
+    """State of one device in a rollout. `counts`: whether it counts as failed in its stage's failure threshold.
+    `previous`: the release to roll back to; `nothing` if it ran none of the model, null if there is nothing to go back
+    to, because it ran this release already."""
 
     device: str
     emulated: bool

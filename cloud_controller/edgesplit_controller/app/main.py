@@ -9,6 +9,7 @@ first one, and starts neither broker nor offload server.
     DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
+    DATA/settings.json    options kept by `edgectl up`      DATA/addresses.json   addresses that devices were given
     DATA/offload/         root.json, revoked.pem and releases/ for the offload server
 """
 
@@ -30,6 +31,7 @@ from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy import select
 
 import edgesplit
 from edgesplit.atomic_files import write_durably
@@ -46,6 +48,7 @@ from edgesplit_controller.access.bootstrap import open_authenticator
 from edgesplit_controller.access.tls_peer import PeerAwareHttp
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.dispatch import HeavyJobQueue
+from edgesplit_controller.app import given_addresses
 from edgesplit_controller.app.assembly import Assembly, Foundations, api_url, offload_url
 from edgesplit_controller.app.housekeeping import CHECK_INTERVAL_S, Housekeeping
 from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_command, read_addresses
@@ -72,6 +75,7 @@ from edgesplit_controller.status import ProcessStatus
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease, free_all_leases
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
 
@@ -163,6 +167,7 @@ def _start(
 ) -> dict[str, Any]:
     """Start every part; `stack` stops them. Returns the addresses and reminders about the keys."""
     process = _assemble(settings, stack, stopping)
+    history = _check_addresses(process)
     api_credentials = process.foundations.authority.issue_server(
         process.slot.file_name(API_CREDENTIALS), settings.certificate_hosts, for_browsers=True
     )
@@ -186,6 +191,7 @@ def _start(
     if not settings.join:
         write_durably(settings.data / "controller.json", json.dumps(addresses, indent=1).encode())
         stack.callback((settings.data / "controller.json").unlink, missing_ok=True)
+        given_addresses.remember(settings.data, history, given_addresses.addresses_of(settings, time.time()))
     return {**addresses, "notices": process.assembly.controller.signing.notices()}
 
 
@@ -208,6 +214,18 @@ def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -
         ledger,
     )  # fmt: skip
     return _Process(foundations, Assembly(foundations), process_slot, stack, stopping)
+
+
+def _check_addresses(process: _Process) -> list[given_addresses.GivenAddresses]:
+    """The addresses that devices were given so far. UsageError if this start would strand enrolled devices."""
+    if process.settings.join:
+        return []
+    history = given_addresses.read_history(process.settings.data)
+    with process.foundations.database.read() as session:
+        rows = session.execute(select(Device.name, Device.enrolled).where(Device.revoked.is_(None))).all()
+        enrolled = {row.name: row.enrolled for row in rows}
+    given_addresses.check_reachable(history, enrolled, process.settings)
+    return history
 
 
 def _recover(process: _Process) -> None:

@@ -34,7 +34,7 @@ KEYS: Final = ("keys", "tuf/keys")
 """Folders with private keys."""
 SECRETS: Final = (*KEYS, "tuf/pending.json", "operator.token")
 """Files and folders that an unencrypted backup must not contain."""
-INCLUDED: Final = ("tuf", "keys", "ports.json")
+INCLUDED: Final = ("tuf", "keys", "ports.json", "addresses.json")
 """Files and folders of the data folder that a backup contains, besides rows and blobs. The owner's token is not among
 them: the first start after a restore makes a new one."""
 MEMORY_BYTES: Final = 32 * 2**20

@@ -35,7 +35,7 @@ from edgesplit_controller.backup.rows import RestoredOperator, import_rows, prev
 RESTORED: Final = "restored.json"
 """File that tells the next start that the folder was restored, and from when."""
 _NAME: Final = re.compile(
-    r"database\.jsonl|backup\.json|ports\.json"
+    r"database\.jsonl|backup\.json|(?:ports|addresses)\.json"
     r"|(?:keys|tuf)(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}){1,4}|blobs/[0-9a-f]{2}/[0-9a-f]{64}"
 )
 _TOKEN: Final = "operator.token"

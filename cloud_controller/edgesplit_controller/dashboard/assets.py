@@ -19,8 +19,9 @@ PAGE = "index.html"
 NOT_BUILT = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>edgesplit</title></head><body>
 <h1>edgesplit</h1>
-<p>This controller works, but its dashboard was not built: <code>make dashboard</code> in a checkout builds it,
-and every wheel has it. <code>edgectl</code> shows and does all that the dashboard does.</p>
+<p>This controller works, but its dashboard was not built: <code>make dashboard</code> in a checkout builds it (it needs
+npm's registry). A wheel has it, unless it was built with <code>EDGESPLIT_WITHOUT_DASHBOARD=1</code>.
+<code>edgectl</code> shows and does all that the dashboard does.</p>
 </body></html>
 """
 
@@ -45,6 +46,11 @@ class Asset:
         etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
         media_type = f"{base_type}; charset=utf-8" if is_text else base_type
         return cls(body, gzip.compress(body, 9, mtime=0), media_type, etag, is_immutable="/" in name)
+
+
+def is_built() -> bool:
+    """Whether this installation has the dashboard's files."""
+    return (files("edgesplit_controller") / FOLDER / PAGE).is_file()
 
 
 def load_assets(folder: Traversable | None = None) -> dict[str, Asset]:

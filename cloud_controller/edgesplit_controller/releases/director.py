@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError
@@ -62,6 +62,14 @@ class Director:
         of the new statement. Called by rollouts only. Conflict if the device was revoked."""
         session.merge(Desired(device=device, model=model, release=release, deployment=deployment))
         device_row = _enrolled_device(session, device)
+        self._sign_statement(session, device_row, self._now())
+        return device_row.counter
+
+    def withdraw(self, session: Session, device: str, model: str) -> int:
+        """Remove `model` (its name) from what a device runs, in the caller's transaction; return the counter of the new
+        statement, which no longer names the model. Called by rollouts only. Conflict if the device was revoked."""
+        device_row = _enrolled_device(session, device)
+        session.execute(delete(Desired).where(Desired.device == device, Desired.model == model))
         self._sign_statement(session, device_row, self._now())
         return device_row.counter
 

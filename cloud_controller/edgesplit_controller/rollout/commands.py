@@ -8,8 +8,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.rollout.states import Rollout
+from edgesplit_controller.rollout.states import RollbackOutlook, Rollout
 
 Verb = Literal["pause", "resume", "approve", "abort", "rollback"]
 
@@ -53,6 +54,28 @@ def _rollback(rollout: Rollout, who: str) -> Rollout:
     if not rollout.began:
         raise Conflict(f"rollout {rollout.id} has not begun: `edgectl rollout abort {rollout.id}` ends it")
     return replace(rollout, state="rolling back", reason=f"rolled back by {who}", ended=0.0)
+
+
+def check_can_roll_back(rollout: Rollout, outlook: RollbackOutlook) -> None:
+    """Conflict if a rollback would change no device, saying why and what to do instead."""
+    if outlook.changed:
+        return
+    why, instead = "it has not reached any device", f"`edgectl rollout abort {rollout.id}` ends it"
+    if outlook.taken:
+        newer = f"rollout {outlook.taken_by}" if outlook.taken_by else "a newer rollout"
+        why = f"{newer} decides what its devices run now"
+        instead = f"roll that one back (`edgectl rollout rollback {outlook.taken_by or 'ID'}`)"
+    elif outlook.same_before and rollout.model == AGENT_MODEL:
+        why = "its devices had no earlier release of the agent to go back to, and an agent cannot be removed this way"
+        instead = "deploy another version of the agent to them"
+    elif outlook.same_before:
+        why = "its devices ran this release before it, too"
+        instead = f"deploy another version (`edgectl deploy {rollout.model}@VERSION --to ...`)"
+    elif outlook.undone:
+        why, instead = "its devices were returned already", "deploy its release again to return to it"
+    elif rollout.has_ended:
+        instead = "there is nothing to undo"
+    raise Conflict(f"rollout {rollout.id} cannot be rolled back, and nothing was changed: {why}; {instead}")
 
 
 def _conflict(rollout: Rollout, what: str) -> Conflict:

@@ -138,7 +138,7 @@ def apply_assignments(
     step: Step, counters: Mapping[str, int], previous: Mapping[str, str], now: float
 ) -> dict[str, Member]:
     """The changed devices after their assignment, with the counters of their new statements; `previous` maps each
-    device to the release it was to run before."""
+    device to the release it was to run before, or `NOTHING`."""
     members = dict(step.members)
     for name in step.to_assign:
         # A device that already had this release has nothing to roll back to.
@@ -303,11 +303,23 @@ def _check_end(look: _StepBuilder) -> None:
     if rollout.state == "aborting":
         look.update_rollout(state=rollout.outcome or "aborted", ended=look.now)
     elif rollout.state == "rolling back":
-        look.update_rollout(state="rolled back", ended=look.now)
+        reason = f"{look.rollout.reason}; {_rollback_result(look.tallies.values())}"
+        look.update_rollout(state="rolled back", reason=reason, ended=look.now)
     elif rollout.state == "running" and rollout.stage == rollout.stages - 1 and not rollout.following:
         _end_by_result(look)
     if look.rollout.has_ended:
         look.add_event(f"rollout.{look.rollout.state.replace(' ', '_')}", **count_states(look.tallies.values()))
+
+
+def _rollback_result(tallies: Iterable[Tally]) -> str:
+    """What became of the devices that a rollback concerned."""
+    total = count_states(tallies)
+    waiting = total.get("timed out", 0) + total.get("failed", 0)
+    concerned = total.get("rolled back", 0) + waiting + total.get("succeeded", 0)
+    text = f"{total.get('rolled back', 0)} of {concerned} devices are back to what they ran before"
+    if kept := total.get("succeeded", 0):
+        text += f"; {kept} keep the release, which they ran before"
+    return f"{text}; {waiting} have not confirmed it" if waiting else text
 
 
 def _end_by_result(look: _StepBuilder) -> None:

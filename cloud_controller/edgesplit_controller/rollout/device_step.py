@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from edgesplit_controller.fleet.conditions import cause_with_kind
 from edgesplit_controller.rollout.gates import Evidence, judge
-from edgesplit_controller.rollout.states import IN_PROGRESS, DeviceFacts, Member, ModelReport, Rollout
+from edgesplit_controller.rollout.states import IN_PROGRESS, NOTHING, DeviceFacts, Member, ModelReport, Rollout
 
 REFUSED_STATES = ("failed", "rolled back", "safe mode")
 """Reported states of a release that will not run on the device."""
@@ -94,8 +94,9 @@ def _apply_timeout(member: Member, rollout: Rollout, now: float) -> Member:
 def _advance_rollback(member: Member, rollout: Rollout, report: ModelReport | None, now: float) -> Member:
     """Advance a device that is being rolled back. It has gone back as soon as it reports so, however late; it is
     awaited for `ROLLBACK_TIMEOUT_S`."""
-    if report is not None and report.statement_counter >= member.counter and report.desired_release == member.previous:
-        if report.state == "running" and report.release == member.previous:
+    previous = "" if member.previous == NOTHING else member.previous
+    if report is not None and report.statement_counter >= member.counter and report.desired_release == previous:
+        if report.state == "running" and report.release == previous:
             return replace(member, state="rolled back", rolls_back=False)
         if report.state in REFUSED_STATES and member.rolls_back:
             return _end_rollback_wait(

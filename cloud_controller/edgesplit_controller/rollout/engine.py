@@ -22,17 +22,18 @@ from sqlalchemy import Select, exists, func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError, UsageError
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.fleet.devices import attributes_of
 from edgesplit_controller.fleet.selector import parse_selector
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.rollout import store
-from edgesplit_controller.rollout.commands import Verb, command
+from edgesplit_controller.rollout.commands import Verb, check_can_roll_back, command
 from edgesplit_controller.rollout.decide import Step, apply_assignments, next_step
 from edgesplit_controller.rollout.device_step import fail
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest, parse_terms
-from edgesplit_controller.rollout.states import Member, Rollout
+from edgesplit_controller.rollout.states import NOTHING, Member, Rollout
 from edgesplit_controller.rollout.terms import MOST_DEVICES, MOST_FETCHING, Terms, rollout_order, split_into_stages
 from edgesplit_controller.rollout.view import device_views, rollout_view
 from edgesplit_controller.storage.database import Database, record_event
@@ -173,7 +174,11 @@ class Rollouts:
         with self._database.write() as session:
             now = self._now()
             row = _require(session, number, groups=self._groups)
-            store.save_rollout(session, row, command(store.rollout_from_row(row), verb, who), now)
+            rollout = store.rollout_from_row(row)
+            commanded = command(rollout, verb, who)
+            if verb == "rollback":
+                check_can_roll_back(rollout, store.rollback_outlook(session, rollout))
+            store.save_rollout(session, row, commanded, now)
             record_event(session, now, who, f"rollout.{verb}", str(number))
             session.flush()
             result = self._step(session, row, now)
@@ -304,7 +309,10 @@ class Rollouts:
         """Assign the releases of a step. A device whose statement cannot be signed fails, and does not stop the
         others."""
         rollout = planned_step.rollout
-        rollback_releases = store.rollback_releases(session, rollout.model, planned_step.to_assign)
+        # The agent itself cannot be removed from a device, so its first release has nothing to go back to.
+        if_first = "" if rollout.model == AGENT_MODEL else NOTHING
+        rollback_releases = dict.fromkeys(planned_step.to_assign, if_first)
+        rollback_releases |= store.rollback_releases(session, rollout.model, planned_step.to_assign)
         # Referenced until the end of the method: the session keeps rows only weakly.
         _held = store.lock_and_prefetch(session, [*planned_step.to_assign, *planned_step.to_roll_back])
         counters: dict[str, int] = {}
@@ -314,7 +322,10 @@ class Rollouts:
         for name, release in releases.items():
             try:
                 with session.begin_nested():  # a savepoint: a refusal undoes this device's rows only
-                    counters[name] = self._director.assign(session, name, rollout.model, release, rollout.id)
+                    if release == NOTHING:
+                        counters[name] = self._withdraw(session, name, rollout)
+                    else:
+                        counters[name] = self._director.assign(session, name, rollout.model, release, rollout.id)
             except EdgeError as error:
                 refused[name], counters[name] = str(error), 0
         members = apply_assignments(planned_step, counters, rollback_releases, now)
@@ -324,6 +335,12 @@ class Rollouts:
             members[name] = msgspec.structs.replace(members[name], sent_back=True, rolls_back=False)
         announced = [name for name in releases if name not in refused]
         return _StepResult(list(members.values()), announced, planned_step.has_more)
+
+    def _withdraw(self, session: Session, device: str, rollout: Rollout) -> int:
+        """Remove the rollout's model from a device. Its desired row, by which older rollouts in progress would notice
+        that this one governs the device, goes with it, so they lose the device here."""
+        store.supersede_on_device(session, rollout, device)
+        return self._director.withdraw(session, device, rollout.model)
 
 
 @dataclass(frozen=True, slots=True)

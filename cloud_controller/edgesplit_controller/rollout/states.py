@@ -34,6 +34,8 @@ IN_PROGRESS: frozenset[MemberState] = frozenset(("assigned", "fetching", "trial"
 """States of a device that was assigned the release and has neither succeeded nor failed."""
 OPEN: frozenset[MemberState] = frozenset(("queued", *IN_PROGRESS))
 """States of a device that still has to be assigned the release, or is in progress."""
+NOTHING = "nothing"
+"""`Member.previous` of a device that ran no release of the model before: rolling it back removes the model from it."""
 EXCLUDED: frozenset[MemberState] = frozenset(("skipped", "superseded"))
 """States of a device that no longer belongs to the rollout; it counts in no threshold."""
 
@@ -47,7 +49,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Place in the order in which devices are assigned the release."""
     state: MemberState = "queued"
     previous: str = ""
-    """The release to roll back to; empty if there was none."""
+    """The release to roll back to; `NOTHING` if the device ran none of the model; empty if there is nothing to go back
+    to, because the device ran this release already."""
     cause: str = ""
     """Why the device failed; kept after it was rolled back."""
     kind: str = ""
@@ -80,9 +83,9 @@ class ModelReport(msgspec.Struct, frozen=True):
     state: str
     """`messages.ModelState.state`."""
     release: str
-    """The release that runs."""
+    """The release that runs; empty for none."""
     desired_release: str
-    """The release that the device's statement assigns."""
+    """The release that the device's statement assigns; empty for none."""
     detail: str = ""
 
 
@@ -93,6 +96,21 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     ours: bool = True
     """No newer rollout governs the model on this device."""
     revoked: bool = False
+
+
+class RollbackOutlook(msgspec.Struct, frozen=True):
+    """What a rollback would do, as counts of devices."""
+
+    changed: int = 0
+    """It would change what these run."""
+    same_before: int = 0
+    """These ran the release before the rollout already, or it is not known what they ran."""
+    taken: int = 0
+    """A newer rollout governs the model on these."""
+    undone: int = 0
+    """This rollout has returned these to what they ran before."""
+    taken_by: int = 0
+    """The newest such rollout; 0 where none is known."""
 
 
 class Tally(msgspec.Struct, frozen=True):

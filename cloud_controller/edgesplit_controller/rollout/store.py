@@ -19,6 +19,7 @@ from edgesplit_controller.rollout.states import (
     Member,
     MemberState,
     ModelReport,
+    RollbackOutlook,
     Rollout,
     Tally,
 )
@@ -170,6 +171,8 @@ def load_facts(session: Session, rollout: Rollout, names: Collection[str]) -> di
 
 
 def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | None:
+    """What the device reports of the model; None if it has never reported. A model that it does not name neither runs
+    there nor is assigned."""
     if reported is None:
         return None
     for entry in reported.get("models", ()):
@@ -178,7 +181,7 @@ def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | Non
                 int(reported["statement_counter"]), entry["state"], entry["release"], entry["desired_release"],
                 entry.get("detail", ""),
             )  # fmt: skip
-    return None
+    return ModelReport(int(reported["statement_counter"]), "running", "", "")
 
 
 def rollback_releases(session: Session, model: str, names: Collection[str]) -> dict[str, str]:
@@ -235,6 +238,38 @@ def supersede(session: Session, rollout: Rollout) -> list[int]:
     rollouts = update(RolloutRow).where(RolloutRow.id.in_(superseded))
     session.execute(rollouts.values(following=False, superseded_by=rollout.id))
     return sorted(superseded)
+
+
+def supersede_on_device(session: Session, rollout: Rollout, device: str) -> None:
+    """Take a device away from older rollouts of the model that are still in progress."""
+    older = select(RolloutRow.id).where(
+        RolloutRow.model == rollout.model, RolloutRow.id < rollout.id, RolloutRow.state.not_in(ENDED)
+    )
+    lost = update(_Device).where(
+        _Device.rollout.in_(older), _Device.device == device, _Device.state.not_in(("skipped", "rolled back"))
+    )
+    changes = {"state": "superseded", "rolls_back": False}
+    session.execute(lost.values(changes).execution_options(synchronize_session=False))
+
+
+def rollback_outlook(session: Session, rollout: Rollout) -> RollbackOutlook:
+    """How many of the rollout's devices a rollback would change, and why it would leave the others alone."""
+    desired = (Desired.device == _Device.device) & (Desired.model == rollout.model)
+    is_taken = (_Device.state == "superseded") | (Desired.deployment > rollout.id)
+    is_reached = _Device.state.in_(("succeeded", "failed", "timed out", *IN_PROGRESS)) & Device.revoked.is_(None)
+    is_undone = _Device.sent_back | (_Device.state == "rolled back")
+    may_go = is_reached & ~func.coalesce(is_taken, False) & ~is_undone
+    counted = (may_go & (_Device.previous != ""), may_go & (_Device.previous == ""), is_taken, is_undone)
+    row = session.execute(
+        select(*(func.sum(case((condition, 1), else_=0)) for condition in counted), func.max(
+            case((is_taken, func.coalesce(Desired.deployment, 0)), else_=0)
+        ))
+        .select_from(_Device)
+        .join(Device, Device.name == _Device.device)
+        .outerjoin(Desired, desired)
+        .where(_Device.rollout == rollout.id)
+    ).one()  # fmt: skip
+    return RollbackOutlook(*(int(count or 0) for count in row))
 
 
 def lock_and_prefetch(session: Session, names: Collection[str]) -> list[object]:

@@ -2,6 +2,7 @@ import { describe, expect, test } from "vitest";
 import { has, narrowed, toggled, words } from "./filter";
 import { merged } from "./fleet";
 import { fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
+import { isToken, loginCode, secretIn } from "./login";
 import * as proposals from "./proposals";
 import { consequences, shares, verbsFor } from "./rollout";
 import { EventReader, pauseBefore } from "./sse";
@@ -289,5 +290,18 @@ describe("a proposal", () => {
     );
     expect(proposals.consequences(proposal(1, "open"), "accept")[0]).toContain("2 devices: a tenth of them first");
     expect(proposals.amount(125_000, "bytes/s")).toBe("1 Mbit/s");
+  });
+});
+
+describe("what an operator pastes to sign in", () => {
+  test("a code is found in the address, and anything but a token is taken for a code", () => {
+    expect(loginCode("#login=edgesplit_code_x")).toBe("edgesplit_code_x");
+    expect(loginCode("#/devices/cam-1?q=a")).toBe(null);
+    expect(secretIn(" https://hub:8443/#login=edgesplit_code_x ")).toBe("edgesplit_code_x");
+    expect([isToken("edgesplit_op_x"), isToken("edgesplit_code_x"), isToken("edgesplit_cod")]).toEqual([
+      true,
+      false,
+      false,
+    ]);
   });
 });

@@ -63,7 +63,7 @@ export function consequences(rollout: Rollout, verb: Verb): string[] {
     case "rollback":
       return [
         `${plural(reached, "device")} with an assignment of ${release} will be assigned the previous release again.`,
-        "A release that a device no longer stores is fetched again; no device is left without one.",
+        "A release that a device no longer stores is fetched again. A device that ran nothing of the model before runs nothing of it afterwards.",
       ];
   }
 }

@@ -4,6 +4,7 @@ import { call, get, Refused, useCsrf, whenSignedOut } from "./api";
 import { Cell } from "./cell";
 import { forgetFleet } from "./fleet";
 import { follow, unfollow } from "./live";
+import { isToken } from "./login";
 import type { Session } from "./types";
 
 /** undefined: not known yet; null: signed out. */
@@ -22,7 +23,7 @@ export async function resume(): Promise<void> {
 /** With a one-time code of `edgectl dashboard`, or with an operator's token in a browser that shows the operator's
  *  certificate. */
 export async function signIn(secret: string): Promise<void> {
-  const byToken = secret.startsWith("edgesplit_op_") || !secret.startsWith("edgesplit_");
+  const byToken = isToken(secret);
   const body = byToken ? {} : { code: secret };
   signedIn(await call<Session>("POST", "/v1/session", body, byToken ? { token: secret } : {}));
 }

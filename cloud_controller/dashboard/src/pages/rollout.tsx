@@ -50,6 +50,12 @@ export function RolloutPage({ id }: { id: string }) {
   );
 }
 
+/** What a device ran before the rollout; the dash where it ran the same release. */
+function previousText(previous: string | null): string {
+  if (previous === null) return NONE;
+  return previous === "nothing" ? previous : short(previous);
+}
+
 function Head({ rollout, again }: { rollout: Rollout; again: () => void }) {
   const [pendingVerb, setPendingVerb] = useState<Verb | null>(null);
   return (
@@ -268,7 +274,7 @@ const DEVICES: readonly Column<RolloutDevice>[] = [
   { title: "Assigned", kind: "nowrap", cell: (device) => moment(device.assigned_at) },
   {
     title: "Previous release",
-    cell: (device) => <code>{device.previous === null ? NONE : short(device.previous)}</code>,
+    cell: (device) => <code>{previousText(device.previous)}</code>,
   },
   {
     title: "Cause",

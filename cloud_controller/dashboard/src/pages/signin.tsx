@@ -1,17 +1,14 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
+import { secretIn } from "../data/login";
 import { signIn } from "../data/session";
 import { ThemeSwitch } from "../parts/theme";
 
-/** The code itself, or the address that it stands in. An operator's token is good too, where the browser shows the
- *  operator's certificate. */
-export function secretIn(text: string): string {
-  return text.trim().replace(/^.*#login=/, "");
-}
-
+/** `failed`: why the code in the page's address did not sign in, which may be known only after the page is shown. */
 export function SignInPage({ failed }: { failed: Error | null }) {
   const [token, setToken] = useState("");
-  const [error, setError] = useState<Error | null>(failed);
+  const [error, setError] = useState<Error | null>(null);
   const [busy, setBusy] = useState(false);
+  useEffect(() => setError(failed), [failed]);
   const go = async (event: Event) => {
     event.preventDefault();
     setBusy(true);

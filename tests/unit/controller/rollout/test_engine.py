@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.mqtt import messages
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout import engine, store
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.rollout.request import ALL_AT_ONCE
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
-from edgesplit_controller.storage.tables.core import Event
+from edgesplit_controller.storage.tables.core import Desired, Event
 from support.rollout_harness import BAD, NEW, NEWER, OLD, RolloutHarness
 
 
@@ -122,7 +124,7 @@ def test_a_plain_deployment_keeps_the_new_release_desired_on_failure(world: Roll
 
 
 def test_a_rollback_restores_each_devices_previous_release(world: RolloutHarness) -> None:
-    """A device without a previous release stays. A second rollback finds nothing to do."""
+    """A device that ran nothing of the model runs nothing of it again. A second rollback finds nothing to do."""
     world.enrol("a", "b", runs=OLD)
     world.enrol("c", runs=NEWER)
     world.enrol("d", runs="")
@@ -131,15 +133,112 @@ def test_a_rollback_restores_each_devices_previous_release(world: RolloutHarness
     world.rollouts.command(number, "rollback")
     world.settle()
     assert world.state(number) == "rolled back"
-    assert world.running() == {"a": OLD, "b": OLD, "c": NEWER, "d": NEW}
+    assert world.running() == {"a": OLD, "b": OLD, "c": NEWER, "d": ""}
     with pytest.raises(Conflict, match="deploy its release again"):
         world.rollouts.command(number, "rollback")
     again = world.deploy(NEW)
     world.settle()
     world.rollouts.command(again, "rollback")
     world.settle()
-    assert world.running() == {"a": OLD, "b": OLD, "c": NEWER, "d": NEW}
+    assert world.running() == {"a": OLD, "b": OLD, "c": NEWER, "d": ""}
     assert not world.broken()
+
+
+def desired_releases(world: RolloutHarness) -> set[str]:
+    """Releases that are desired of any device, by the database."""
+    with world.database.read() as session:
+        return {row.release for row in session.scalars(select(Desired))}
+
+
+def test_rolling_back_a_first_release_removes_it(world: RolloutHarness) -> None:
+    """It was called rolled back and ran on. The statement no longer names the model, and the rollout says how many
+    devices confirmed that."""
+    world.enrol("a", "b", runs="")
+    number = world.deploy(NEW)
+    world.settle()
+    assert world.state(number) == "finished" and desired_releases(world) == {NEW}
+    world.rollouts.command(number, "rollback", "olga")
+    assert {device.wanted for device in world.fleet.values()} == {""} and desired_releases(world) == set()
+    assert world.state(number) == "rolling back" and world.running() == {"a": NEW, "b": NEW}
+    world.settle()
+    shown = world.shown(number)
+    assert world.running() == {"a": "", "b": ""} and shown["states"]["rolled back"] == 2
+    assert shown["reason"] == "rolled back by olga; 2 of 2 devices are back to what they ran before"
+    assert {member["previous"] for member in world.members(number).values()} == {"nothing"}
+    again = world.deploy(NEWER)
+    world.settle()
+    assert world.state(again) == "finished" and set(world.running().values()) == {NEWER}
+    assert not world.broken()
+
+
+def test_a_device_that_is_off_is_not_counted_as_rolled_back(world: RolloutHarness) -> None:
+    """It is assigned nothing, and the rollout says that it has not confirmed; it obeys once it is back."""
+    world.enrol("a", "b", runs="")
+    number = world.deploy(NEW)
+    world.settle()
+    world.fleet["b"].mood = "silent"
+    world.rollouts.command(number, "rollback")
+    world.settle(seconds=60.0)
+    assert "1 of 2 devices are back to what they ran before; 1 have not confirmed it" in world.shown(number)["reason"]
+    assert world.running() == {"a": "", "b": NEW}
+    world.fleet["b"].mood = "good"
+    world.state_all()
+    world.work(times=2)
+    assert world.running() == {"a": "", "b": ""}
+
+
+def test_a_rollback_that_would_change_nothing_is_refused(world: RolloutHarness) -> None:
+    """The same release deployed again, and devices that a newer rollout took over: each says why, and what to do."""
+    world.enrol("a", runs=NEW)
+    same = world.deploy(NEW)
+    world.settle()
+    with pytest.raises(Conflict, match=r"ran this release before it, too; deploy another version .*edgectl deploy m@"):
+        world.rollouts.command(same, "rollback")
+    assert world.state(same) == "finished" and world.running() == {"a": NEW}
+    newer = world.deploy(NEWER)
+    world.settle()
+    with pytest.raises(Conflict, match=f"rollout {newer} decides .*`edgectl rollout rollback {newer}`"):
+        world.rollouts.command(same, "rollback")
+    assert world.running() == {"a": NEWER}
+
+
+def test_aborting_a_first_rollout_withdraws_it_from_devices_that_are_off(world: RolloutHarness) -> None:
+    """A device that was off during an aborted rollout must not begin to run the release when it is back."""
+    world.enrol("a", runs="")
+    world.fleet["a"].mood = "silent"
+    number = world.deploy(NEW)
+    world.rollouts.command(number, "abort")
+    world.settle(seconds=60.0)
+    assert world.state(number) == "aborted"
+    world.fleet["a"].mood = "good"
+    world.state_all()
+    world.work(times=4)
+    assert world.running() == {"a": ""} and NEW not in world.fleet["a"].ran
+
+
+def test_an_older_rollout_does_not_bring_a_withdrawn_model_back(world: RolloutHarness) -> None:
+    """Two first releases, one over the other: rolling back the newer one withdraws the model, and the older one, still
+    in progress, has lost the device."""
+    world.enrol("a", runs="")
+    world.fleet["a"].mood = "stuck"
+    older = world.deploy(NEW)
+    newer = world.deploy(NEWER)
+    world.rollouts.command(newer, "rollback")
+    world.fleet["a"].mood = "good"
+    world.settle()
+    assert world.running() == {"a": ""} and desired_releases(world) == set()
+    assert world.members(older)["a"]["state"] == "superseded" and world.state(newer) == "rolled back"
+
+
+def test_the_agents_own_first_release_is_not_rolled_back(tmp_path: Path) -> None:
+    """An agent cannot be removed by a statement: the rollback is refused, and says what to do instead."""
+    world = RolloutHarness(tmp_path, model=AGENT_MODEL)
+    world.enrol("a", runs="")
+    number = world.deploy(NEW)
+    world.settle()
+    with pytest.raises(Conflict, match="no earlier release of the agent"):
+        world.rollouts.command(number, "rollback")
+    assert world.state(number) == "finished" and world.running() == {"a": NEW}
 
 
 def test_a_silent_device_times_out_and_blocks_no_other(world: RolloutHarness) -> None:
