@@ -240,7 +240,7 @@ class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes and the signatures over exactly these bytes."""
 
     payload: Annotated[bytes, Meta(max_length=LIMITS.message_bytes)]
-    signatures: Annotated[tuple[Signature, ...], Meta(max_length=64)]
+    signatures: Annotated[tuple[Signature, ...], Meta(max_length=1_024)]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
