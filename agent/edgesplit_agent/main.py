@@ -27,7 +27,12 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.links import parse_host_and_port, parse_link, parse_metrics_address
 from edgesplit.observability import log_format
 from edgesplit.oip.options import Hedge
-from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent, on_stop_signals
+from edgesplit.process.lifecycle import (
+    add_die_with_parent_option,
+    end_with_parent,
+    forbid_core_dumps,
+    on_stop_signals,
+)
 from edgesplit.quantities import ABOVE_ZERO, parse_power, parse_rate, parse_size
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.runtime.options import Optimise
@@ -306,6 +311,7 @@ def _link_trace(options: argparse.Namespace) -> UplinkTrace | None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    _keep_private()
     log_format.configure(options.log_level, options.log_format)
     install_log_buffer()
     launch_context = LaunchContext.from_environment(os.environ)
@@ -322,6 +328,7 @@ def _run(options: argparse.Namespace) -> int:
         end_with_parent(options.die_with_parent)
     folder = DataFolder(options.data)
     folder.acquire()
+    folder.make_private(passable=_has_shared_socket_inside(options))
 
     def restart() -> None:
         restart_requested.set()
@@ -357,6 +364,18 @@ def _run(options: argparse.Namespace) -> int:
     if restart_requested.is_set() and not end_requested.is_set() and launch_context is not None:
         launch_context.relaunch()
     return 0
+
+
+def _keep_private() -> None:
+    """Keep what this process writes and holds from other users, also where no service manager does."""
+    os.umask(0o077)
+    forbid_core_dumps()
+
+
+def _has_shared_socket_inside(options: argparse.Namespace) -> bool:
+    """Whether other users may connect to a socket in the data folder, and so must be able to pass through it."""
+    inside = options.socket is None or options.data.resolve() in options.socket.resolve().parents
+    return inside and bool(options.socket_mode & 0o077)
 
 
 def _ensure_enrolled(
@@ -401,8 +420,10 @@ def _serve(
 
 
 def _enrol(options: argparse.Namespace) -> int:
+    _keep_private()
     folder = DataFolder(options.data)
     folder.acquire()
+    folder.make_private()
     try:
         identity = enrol(folder, read_claim(options.claim), options.controller)
     finally:

@@ -13,7 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from edgesplit.errors import UsageError
+from edgesplit.terminal_text import shorten
 
+MAX_CELL_CHARS = 300
+"""Characters of a cell; a longer text ends with "…"."""
+MAX_ROWS = 1_000
+"""Rows of a table. More are counted below it: laying out a table takes a millisecond per row."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
@@ -61,8 +66,12 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
-    """A table; a column whose heading begins with `>` is aligned to the right, and its figures are not wrapped."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None, *, newest_last: bool = False
+) -> Table:
+    """A table; a column whose heading begins with `>` is aligned to the right, and its figures are not wrapped. Cells
+    and rows are bounded (`MAX_CELL_CHARS`, `MAX_ROWS`), whatever a device, a model file or a fleet puts into them. With
+    `newest_last` the first rows are left out, otherwise the last ones."""
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         is_right_aligned = column.startswith(">")
@@ -70,9 +79,25 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: s
             column.lstrip(">"), justify="right" if is_right_aligned else "left", overflow="fold",
             no_wrap=is_right_aligned and "\n" in column,
         )  # fmt: skip
-    for row in rows:
-        result.add_row(*row)
+    all_rows = list(rows)
+    for row in all_rows[-MAX_ROWS:] if newest_last else all_rows[:MAX_ROWS]:
+        result.add_row(*map(_cut, row))
+    if (left_out := len(all_rows) - MAX_ROWS) > 0:
+        which = "older" if newest_last else "more"
+        text = f"… and {left_out:,} {which} rows; --json prints all of them"
+        result.caption, result.caption_justify = Text(text, no_wrap=True, overflow="ignore"), "left"
     return result
+
+
+def _cut(cell: str | Text) -> str | Text:
+    """The cell within `MAX_CELL_CHARS`."""
+    if len(cell) <= MAX_CELL_CHARS:
+        return cell
+    if isinstance(cell, Text):
+        cut = cell.copy()
+        cut.truncate(MAX_CELL_CHARS, overflow="ellipsis")
+        return cut
+    return shorten(cell, MAX_CELL_CHARS)
 
 
 def ms(seconds: float | None) -> str:

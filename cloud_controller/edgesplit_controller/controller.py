@@ -410,6 +410,18 @@ class Controller:
         self.restate_gateways()
         return {"device": name, "state": "revoked"}
 
+    def remove_device(self, name: str, *, force: bool = False) -> dict[str, Any]:
+        """Remove a device that is revoked or never enrolled, with everything that is stored of it; with `force` also
+        one that is not revoked. The broker's retained messages are cleared."""
+        removed = self.devices.remove(name, force=force)
+        if removed.revoked_now:
+            self.revocations.publish()
+            self.revocations.end_session(name)
+        if removed.was_enrolled:
+            self.statements.publish_statements([name])
+        self.restate_gateways()
+        return {"device": name, "state": "removed"}
+
     # ---- gateways ---------------------------------------------------------------------------------------------
 
     def assign_gateway(self, targets: Sequence[str], gateway: str, link: str = "") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from edgesplit.observability import log_format, tracing
 from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import METRICS_PATH, metrics_response
 from edgesplit.observability.registry import Series
-from edgesplit.process.lifecycle import end_with_parent, on_stop_signals, wait_until
+from edgesplit.process.lifecycle import end_with_parent, forbid_core_dumps, on_stop_signals, wait_until
 from edgesplit_offload import options as given
 from edgesplit_offload.processes.ipc import IpcConnection
 from edgesplit_offload.processes.metric_totals import MetricTotals
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = given.validate(given.parser().parse_args(arguments))
         log_format.configure(options.log, options.log_format)
+        forbid_core_dumps()
         if options.worker:
             work(options)
         elif given.process_count(options.processes) == 1:

@@ -15,8 +15,19 @@ class Limits:
     """One telemetry message: the controller stores thousands per device."""
     request_bytes: int = 8_192
     """One MQTT payload with a device's request."""
+    detail_chars: int = 4_000
+    """Characters of one reason in words that a device reports."""
+    models_per_device: int = 64
+    """Models that one device is instructed to serve."""
+    reported_models: int = 2 * models_per_device
+    """Models in one report or telemetry message: until a device has stopped those that it no longer serves, it reports
+    them too."""
+    gateway_releases: int = 512
+    """Releases that one gateway stores for the devices behind it."""
     manifest_bytes: int = 4_000_000
     metadata_bytes: int = 5_000_000
+    metadata_piece_bytes: int = 65_536
+    """Piece of a metadata file or manifest in one message."""
     fingerprint_bytes: int = 4_000_000
     """The fingerprint file of a model (`edgesplit.release.fingerprint`), about 30,000 operators and weights. A larger
     model gets none."""

@@ -384,6 +384,33 @@ def test_absurd_telemetry_does_not_disturb_the_controller(undisturbed: HostileDe
             bad.client.publish(topic(BAD, kind), b"", qos=1, retain=True).wait_for_publish(PATIENCE_S)
 
 
+def test_one_devices_messages_do_not_make_the_list_of_devices_useless(undisturbed: HostileDeviceHarness) -> None:
+    """1,200 models and a version of 100,000 letters are malformed. As many models and as long texts as the protocol
+    allows are stored, and the operator's list of devices stays short; `--json` has all of them."""
+    version, session = "9" * 100_000, 2**53
+    many = tuple(model(f"m{at}") for at in range(1_200))
+    details = "d" * 1_000
+    allowed = tuple(
+        messages.ModelState(f"{at:03d}" + "m" * 77, "r", "r", "failed", details) for at in range(LIMITS.reported_models)
+    )
+    with undisturbed.hostile.client("", topic(BAD, "fetch_reply")) as bad:
+        for kind, message in (
+            ("birth", messages.Birth(session, 0.0, version, "x", True, "")),
+            ("reported", messages.Reported(session, 1, many, report_number=1)),
+            ("birth", messages.Birth(session, 0.0, "1.2.3", "x", True, "h" * 400)),
+            ("reported", messages.Reported(session, 1, allowed, details, details, report_number=2)),
+        ):
+            bad.client.publish(topic(BAD, kind), encode(message), qos=1)  # type: ignore[arg-type]
+        heard = eventually("its report", lambda: undisturbed.cloud.api.get(f"/v1/devices/{BAD}")["models"] or None)
+        assert len(heard) == LIMITS.reported_models
+        listed = undisturbed.cloud.edgectl("device", "list")
+        assert VICTIM in listed and "999999" not in listed and "112 more" in " ".join(listed.split())
+        assert len(listed) < 100_000
+        everything = json.loads(undisturbed.cloud.edgectl("device", "list", "--json"))
+        (own,) = [device for device in everything if device["name"] == BAD]
+        assert len(own["models"]) == LIMITS.reported_models and own["agent_version"] == "1.2.3"
+
+
 def connect_packet(properties: bytes = b"\x00", name: bytes = b"pi-bad") -> bytes:
     body = b"\x00\x04MQTT\x05\x02\x00\x1e" + properties + len(name).to_bytes(2, "big") + name
     return b"\x10" + length(len(body)) + body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from edgesplit.client.client import Connection, Reply
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.mqtt import messages
+from edgesplit.mqtt.session import Session
 from edgesplit.trust.identity import (
     Renewal,
     certificate_request,
@@ -30,6 +32,7 @@ from edgesplit.trust.identity import (
 from edgesplit_agent.control import certificate_renewal
 from edgesplit_agent.control.enrolment import credentials, enrol
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.pki import authority as ca
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_offload.revocation import RevokedSerials
@@ -62,6 +65,53 @@ def test_a_revoked_devices_session_ends_and_none_follows(up: Up, tmp_path: Path)
     with pytest.raises(LinkError):
         victim.again().connect_or_raise()
     assert bystander.session.connected
+    bystander.session.stop()
+
+
+def retained(up: Up, name: str, sentinel: Device) -> set[str]:
+    """The kinds of messages that the broker retains for a device. `sentinel` is one whose birth is retained."""
+    heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
+    credentials = Authority(up.data / "keys").issue_client(CONTROLLERS[-1])
+    watcher = Session(
+        *sentinel.address, CONTROLLERS[-1], credentials.client_context(),
+        on_message=lambda topic, payload, _correlation: heard.put((topic, payload)),
+    )  # fmt: skip
+    kinds: tuple[messages.TopicKind, ...] = ("birth", "reported", "desired")
+    last = messages.topic(sentinel.name, "birth")
+    watcher.subscribe([*(messages.topic(name, kind) for kind in kinds), last], qos=1)
+    watcher.start()
+    found: set[str] = set()
+    try:
+        while (entry := heard.get(timeout=PATIENCE_S))[0] != last:
+            if entry[1]:
+                found.add(entry[0].rpartition("/")[2])
+    finally:
+        watcher.stop()
+    return found
+
+
+def test_nothing_of_a_removed_device_stays_and_its_name_is_free(up: Up, tmp_path: Path) -> None:
+    """The living session ends, its certificate opens no other, the broker retains nothing under its name, and another
+    device takes the name."""
+    device, bystander = enrolled(up, "pi-gone", tmp_path), enrolled(up, "pi-stays", tmp_path)
+    device.vanish_on_loss()
+    device.say("reported", messages.Reported(device.number, 0, ()), qos=1, retain=True)
+    assert {"birth", "reported"} <= retained(up, "pi-gone", bystander)
+    status, answer = up.call("DELETE", "/v1/devices/pi-gone/record")
+    assert status == 409 and "--force" in answer["error"] and device.session.connected
+    assert up.ok("DELETE", "/v1/devices/pi-gone/record?force=true")["state"] == "removed"
+    eventually("the end of the session", lambda: gone(device))
+    with pytest.raises(LinkError):
+        device.again().connect_or_raise()
+    assert up.call("GET", "/v1/devices/pi-gone")[0] == 404 and bystander.session.connected
+    assert "pi-gone" not in [row["name"] for row in up.ok("GET", "/v1/views/fleet")["devices"]]
+    assert up.ok("GET", "/v1/views/fleet?name=pi-gone")["devices"] == []
+    audited = [line for line in up.ok("GET", "/v1/audit?newest=50") if "pi-gone" in str(line)]
+    assert any(line["what"] == "DELETE /v1/devices/{name}/record" for line in audited)
+    eventually("the clearing of its topics", lambda: not retained(up, "pi-gone", bystander))
+    second = enrolled(up, "pi-gone", tmp_path / "second")
+    assert second.session.connected and not up.ok("GET", "/v1/devices/pi-gone")["models"]
+    second.session.stop()
     bystander.session.stop()
 
 

@@ -16,12 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 import edgesplit
 from edgesplit.concurrency import THREAD_CONCURRENCY, Concurrency, TaskHandle
 from edgesplit.errors import LinkError
+from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Birth, Death, DeviceJob, ModelState, Reported
 from edgesplit.mqtt.session import OnMessage, Session, Will
+from edgesplit.terminal_text import shorten
 from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, chunk_digest
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.telemetry.outbox import Outbox
@@ -36,6 +40,8 @@ GOODBYE_S = 2.0
 """Timeout of the orderly `Death` message."""
 REPORT_S = 5.0
 """Timeout of a report's acknowledgement."""
+DETAIL_CHARS = (LIMITS.detail_chars, 400, 40)
+"""Characters of each reason in a report; the next smaller number where the report would become too long."""
 _CHUNK_PREFIX = messages.chunk_topic("")
 
 
@@ -216,7 +222,7 @@ class Uplink:
         message = Reported(
             self.session_number, counter, models, safe_mode, trouble, kept, report_number=self._report_count
         )
-        self._publish("reported", message, wait_s=REPORT_S)
+        self._publish("reported", within_limits(message), wait_s=REPORT_S)
 
     def answer(self, pieces: Iterable[messages.LogPiece | messages.JobRefused], wait_s: float) -> None:
         """Publish the pieces that answer a job; LinkError where the broker does not acknowledge one within `wait_s`."""
@@ -331,3 +337,29 @@ class TelemetryCursor:
         """Restart the sequence numbers where the session is a new one."""
         if session != self.session:
             self.session, self.sequence = session, 0
+
+
+def within_limits(report: Reported) -> Reported:
+    """The report as a controller accepts it: reasons are cut, so that the text of one failure cannot make the whole
+    report too long, and models beyond the limits are left out."""
+    cut = report
+    for detail_chars in DETAIL_CHARS:
+        cut = msgspec.structs.replace(
+            report,
+            models=_with_short_details(report.models[: LIMITS.reported_models], detail_chars),
+            gateway_models=_with_short_details(report.gateway_models[: LIMITS.gateway_releases], detail_chars),
+            safe_mode=shorten(report.safe_mode, detail_chars),
+            statement_problem=shorten(report.statement_problem, detail_chars),
+        )
+        if len(messages.encode(cut)) <= LIMITS.message_bytes:
+            break
+    return cut
+
+
+def _with_short_details(models: Sequence[ModelState], detail_chars: int) -> tuple[ModelState, ...]:
+    return tuple(
+        msgspec.structs.replace(model, detail=shorten(model.detail, detail_chars))
+        if len(model.detail) > detail_chars
+        else model
+        for model in models
+    )

@@ -50,6 +50,8 @@ User={user}
 StateDirectory={state}
 StateDirectoryMode=0700
 UMask=0077
+# A core dump would contain keys, weights and inputs.
+LimitCORE=0
 {writable}
 # Limits of the agent with its workers: other programs of the device have priority.
 CPUWeight=80
@@ -127,4 +129,4 @@ def render_unit(installation: Installation) -> str:
         state=installation.data.name if inside else "",
         writable="" if inside else f"ReadWritePaths={installation.data}",
     )  # fmt: skip
-    return text.replace("StateDirectory=\nStateDirectoryMode=0700\n", "").replace("UMask=0077\n\n", "UMask=0077\n")
+    return text.replace("StateDirectory=\nStateDirectoryMode=0700\n", "").replace("LimitCORE=0\n\n", "LimitCORE=0\n")

@@ -26,6 +26,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import TypeVar
@@ -118,6 +119,21 @@ class DataFolder:
                 f" {FORMAT}): install that version again"
             )
         self.remove_partial_files()
+
+    def make_private(self, *, passable: bool = False) -> None:
+        """Take from other users what they may do with the folder and its content, which a process with another umask
+        may have made. `passable`: others may pass through it, to a socket that was given to them, and see nothing else.
+        """
+        for path in (*self.path.iterdir(), self.path):
+            mode = path.stat(follow_symlinks=path == self.path).st_mode
+            if stat.S_ISLNK(mode) or stat.S_ISSOCK(mode):
+                continue
+            private = stat.S_IMODE(mode) & 0o700 | (0o011 if passable and path == self.path else 0)
+            if private != stat.S_IMODE(mode):
+                try:
+                    path.chmod(private)
+                except OSError as error:  # it belongs to another user, who decides
+                    log.warning("other users may read %s: %s", path, error.strerror)
 
     def lock(self) -> None:
         """Take the exclusive lock without looking at the content. FolderInUse where another agent has it, UsageError

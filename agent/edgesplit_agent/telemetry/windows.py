@@ -13,9 +13,11 @@ from edgesplit import plan
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import PhaseSeconds, PowerState, SliceSeconds, Telemetry, TelemetryWindow
+from edgesplit.mqtt.telemetry import ROW_NAME_CHARS
 from edgesplit.observability.histogram import Histogram
 from edgesplit.oip.report import PHASES, Report
 from edgesplit.plan import Conditions
+from edgesplit.terminal_text import shorten
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.telemetry.request_record import RequestRecord
 
@@ -115,7 +117,7 @@ def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: C
     return TelemetryWindow(
         model=model,
         release=release.digest,
-        row=row.name if row is not None else "",
+        row=shorten(row.name, ROW_NAME_CHARS) if row is not None else "",
         requests=tally.requests,
         failed=tally.failed,
         fallbacks=tally.fallbacks,

@@ -33,7 +33,7 @@ def audit() -> None:
 def show(data: Path, newest: int, as_json: bool) -> None:
     """Show the newest lines."""
     lines = connect(data).get("/v1/audit", newest=newest)
-    print_result(lines, as_json, table(COLUMNS, [_row(line) for line in printable(lines)]))
+    print_result(lines, as_json, table(COLUMNS, [_row(line) for line in printable(lines)], newest_last=True))
 
 
 @audit.command()

@@ -180,7 +180,9 @@ def deployments(data: Path, as_json: bool) -> None:
         )
         for deployment in found_deployments
     ]
-    print_result(found_deployments, as_json, table((">id", "model", "partition", "release", "devices"), rows))
+    print_result(
+        found_deployments, as_json, table((">id", "model", "partition", "release", "devices"), rows, newest_last=True)
+    )
 
 
 def _signature(deployment: dict[str, Any]) -> str:

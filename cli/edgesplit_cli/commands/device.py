@@ -1,4 +1,4 @@
-"""`edgectl device`: claims, lists, shows, labels and revokes devices."""
+"""`edgectl device`: claims, lists, shows, labels, revokes and removes devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from edgesplit_cli.views.timeline import mean_bars
 
 @click.group()
 def device() -> None:
-    """Enrol devices, see what they do, revoke them."""
+    """Enrol devices, see what they do, revoke and remove them."""
 
 
 @device.command()
@@ -237,7 +237,24 @@ def revoke(data: Path, name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Revoke {name}? It will need a new claim.", abort=True)
     connect(data).delete(f"/v1/devices/{name}")
-    click.echo(f"{name} is revoked: its session ends now, and its certificate is not accepted again")
+    click.echo(
+        f"{name} is revoked: its session ends now, and its certificate is not accepted again;"
+        f" `edgectl device remove {name}` deletes what is stored of it"
+    )
+
+
+@device.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Revoke it first if it is not revoked.")
+@click.pass_obj
+def remove(data: Path, name: str, yes: bool, force: bool) -> None:
+    """Remove NAME for good: a revoked device with its history and logs, or a claim that nobody used."""
+    if not yes:
+        revoked_first = " It is revoked first if it is enrolled." if force else ""
+        click.confirm(f"Remove {name}, and delete its history and logs?{revoked_first}", abort=True)
+    connect(data).delete(f"/v1/devices/{quote(name, safe='')}/record{'?force=true' if force else ''}")
+    click.echo(f"{name} is removed; its name can be claimed again")
 
 
 @device.command()

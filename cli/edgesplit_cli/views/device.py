@@ -9,10 +9,16 @@ from typing import Any
 from rich.text import Text
 
 from edgesplit.quantities import format_size
-from edgesplit.terminal_text import printable
+from edgesplit.terminal_text import printable, shorten
 from edgesplit_cli.output import ms, percent_text, rate, table
 
 STATE_STYLE = {"online": "green", "stale": "yellow", "offline": "red", "claimed": "dim", "revoked": "red"}
+MODELS_IN_TABLE = 16
+"""Models of one device in the table of all; the page of the device has the others."""
+VERSION_CHARS, MODEL_CHARS, ROW_CHARS = 24, 64, 32
+"""Characters of an agent's version, a model with its state, and a row's name in the table of all."""
+MODELS_ON_PAGE = 200
+"""Models on the page of one device."""
 COLUMNS = ("requests", "p50 ms", "p95 ms", "device ms", "link ms", "remote ms", "fallbacks", "joules")
 
 
@@ -31,7 +37,8 @@ def _device_rows(device: dict[str, Any]) -> list[tuple[str | Text, ...]]:
     origin = "simulated" if device.get("simulated") else "emulated" if device.get("emulated") else ""
     kind = device["device_class"] + (f" ({origin})" if origin else "")
     lines: list[tuple[str | Text, ...]] = []
-    for model in device.get("models") or [{"model": "-", "state": "", "release": ""}]:
+    models = device.get("models") or [{"model": "-", "state": "", "release": ""}]
+    for model in models[:MODELS_IN_TABLE]:
         window = windows.get(model["model"], {})
         running = model["model"] + (f" {model['state']}" if model["state"] not in ("running", "") else "")
         lines.append(
@@ -39,9 +46,9 @@ def _device_rows(device: dict[str, Any]) -> list[tuple[str | Text, ...]]:
                 device["name"],
                 state_text(device),
                 kind,
-                device.get("agent_version") or "-",
-                running,
-                window.get("row", "-"),
+                shorten(device.get("agent_version") or "-", VERSION_CHARS),
+                shorten(running, MODEL_CHARS),
+                shorten(window.get("row", "-"), ROW_CHARS),
                 ms(window.get("latency_p50_s") or None),
                 ms(window.get("latency_p95_s") or None),
                 rate(telemetry.get("up_bytes_per_s")),
@@ -49,6 +56,9 @@ def _device_rows(device: dict[str, Any]) -> list[tuple[str | Text, ...]]:
                 ago_text(device.get("last_seen")),
             )
         )
+    if len(models) > MODELS_IN_TABLE:
+        more = f"… and {len(models) - MODELS_IN_TABLE:,} more: `edgectl device show {device['name']}`"
+        lines.append((device["name"], state_text(device), kind, "", more, *[""] * 6))
     return lines
 
 
@@ -107,7 +117,8 @@ def model_lines(device: dict[str, Any]) -> list[Text]:
     models = {model["model"]: model for model in device.get("models") or []}
     differences = {difference["model"]: difference for difference in device.get("differences") or []}
     lines = []
-    for name in sorted({*models, *differences}):
+    names = sorted({*models, *differences})
+    for name in names[:MODELS_ON_PAGE]:
         model, difference = models.get(name, {}), differences.get(name, {})
         runs = difference.get("running") or model.get("release") or ""
         state = model.get("state", "unknown")
@@ -123,6 +134,8 @@ def model_lines(device: dict[str, Any]) -> list[Text]:
             wanted = f"; desired {difference['desired'][:16]}" if difference["desired"] not in ("", runs) else ""
             parts.append(f"{wanted}: {difference['kind']}{reason}")
         lines.append(Text.assemble(*parts))
+    if len(names) > MODELS_ON_PAGE:
+        lines.append(Text(f"  … and {len(names) - MODELS_ON_PAGE:,} more; --json prints all of them"))
     return lines
 
 

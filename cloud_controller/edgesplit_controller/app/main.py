@@ -41,7 +41,7 @@ from edgesplit.observability import log_format
 from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import metrics_response
 from edgesplit.observability.registry import MetricRegistry
-from edgesplit.process.lifecycle import on_stop_signals, raise_open_file_limit, wait_until
+from edgesplit.process.lifecycle import forbid_core_dumps, on_stop_signals, raise_open_file_limit, wait_until
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials
 from edgesplit_controller.access.bootstrap import open_authenticator
@@ -102,6 +102,7 @@ def run(
     if not logging.getLogger().handlers:
         log_format.configure("info", settings.log_format)
     stopping = stop or threading.Event()
+    forbid_core_dumps()
     raise_open_file_limit()  # inherited by the broker, which needs one per device
     with ExitStack() as stack:
         stack.enter_context(_stopped_by_signals(stopping))

@@ -22,6 +22,8 @@ Kind = Literal["device", "rollout", "model", "alert"]
 OVERLAP_S = 5.0
 """Seconds by which readings overlap: a change may be committed that much later than its time stamp, and clocks of
 several machines may differ by that much."""
+REMOVED = "device.removed"
+"""Event of a device's removal; its detail has the device's group."""
 EVENT_OVERLAP = 200
 """Newest events that each reading looks through again, because events are numbered before they are committed."""
 KIND_BY_PREFIX: tuple[tuple[str, Kind], ...] = (
@@ -97,12 +99,17 @@ class ChangeFeed:
         """New events, as changes of their subjects."""
         newest = _newest_events(session)
         fresh = [(what, subject) for number, what, subject in newest if number not in self._events]
+        removals = [number for number, what, _ in newest if what == REMOVED and number not in self._events]
         self._events = {number for number, _, _ in newest}
         changes = [Change(kind, subject) for what, subject in reversed(fresh) if (kind := kind_of(what)) is not None]
         subjects = {change.subject for change in changes if change.kind in ("device", "alert")}
         device_query = select(Device.name, Device.group).where(Device.name.in_(subjects))
         rows = session.execute(device_query).all() if subjects else []
         groups = {row.name: row.group for row in rows}
+        if removals:
+            # A removed device has no row any more; its removal says whose pages show it.
+            gone = session.execute(select(Event.subject, Event.detail).where(Event.id.in_(removals)))
+            groups = {name: detail.get("group", "") for name, detail in gone} | groups
         return [msgspec.structs.replace(change, group=groups.get(change.subject)) for change in changes]
 
 

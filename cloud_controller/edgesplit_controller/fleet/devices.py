@@ -1,5 +1,5 @@
-"""Registry of devices: claims, enrolment, certificates, revocation, and ingestion of their messages. Decides a device's
-identity and whether it is online; performs no network I/O.
+"""Registry of devices: claims, enrolment, certificates, revocation, removal, and ingestion of their messages. Decides a
+device's identity and whether it is online; performs no network I/O.
 
 A device is online only while its newest session was born and has not died, and while something that the broker cannot
 repeat by itself (telemetry, a fetch, a new session) arrived recently. A retained message never makes a device online.
@@ -28,7 +28,8 @@ from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.identifiers import new_device_name
 from edgesplit.mqtt import messages
 from edgesplit_controller.errors import Conflict, PermissionDenied, Unauthenticated, not_found
-from edgesplit_controller.fleet import ingest
+from edgesplit_controller.fleet import ingest, removal
+from edgesplit_controller.fleet.change_feed import REMOVED
 from edgesplit_controller.fleet.ingest import IngestResult
 from edgesplit_controller.fleet.selector import DeviceAttributes, Selector, parse_selector
 from edgesplit_controller.storage.database import Database, lock_device, record_event
@@ -90,6 +91,17 @@ class Enrolment:
     """The name was taken from other hardware: its certificates are revoked, and its session must end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Result of a removal."""
+
+    device: str
+    was_enrolled: bool
+    """It was a device; otherwise only a claim."""
+    revoked_now: bool
+    """Its certificates were valid until now: the revocation list must be published, and its session must end."""
+
+
 class Devices:
     """The devices of one controller."""
 
@@ -110,8 +122,8 @@ class Devices:
     def scoped_to(self, groups: frozenset[str] | None) -> Devices:
         """The same devices, limited to those of these groups; None: all.
 
-        The limit applies to what operators ask for: `claim`, `revoke`, `get`, `all`, `select`, `history` and claims.
-        Messages of devices and the controller's own work are not limited.
+        The limit applies to what operators ask for: `claim`, `revoke`, `remove`, `get`, `all`, `select`, `history` and
+        claims. Messages of devices and the controller's own work are not limited.
         """
         narrowed = copy.copy(self)
         narrowed._groups = groups
@@ -262,15 +274,49 @@ class Devices:
             visible = _device(session, name, self._groups)
             device = lock_device(session, name) or visible
             if device.revoked:
-                raise Conflict(f"device {name!r} is revoked already")
+                raise Conflict(
+                    f"device {name!r} is revoked already; `edgectl device remove {name}` deletes what is stored of it"
+                )
+            _revoke(session, device, self._now())
+
+    def remove(self, name: str, *, force: bool = False) -> Removal:
+        """Delete a device that is revoked or never enrolled, with everything stored of it (`fleet.removal`). Its name
+        can be claimed again.
+
+        With `force` a device that is not revoked is revoked first. Conflict without it; NotFound if there is neither a
+        device nor a claim of this name.
+        """
+        with self._database.write() as session:
             now = self._now()
-            session.execute(delete(Desired).where(Desired.device == name))
-            _adopt_certificate(session, device)
-            _revoke_certificates(session, name, now, "operator")
-            device.revoked, device.alive = now, False
-            device.statement, device.statement_expires = None, 0.0
-            device.encryption_key = b""
-            record_event(session, now, "operator", "device.revoked", name, serial=device.certificate_serial)
+            # The whole row is locked, so that no transaction adds rows that reference it meanwhile.
+            device = session.get(Device, name, with_for_update=True)
+            if device is None:
+                self._remove_claims(session, name, now)
+                return Removal(name, was_enrolled=False, revoked_now=False)
+            _device(session, name, self._groups)
+            revoked_now = device.revoked is None
+            if revoked_now and not force:
+                raise Conflict(
+                    f"{name!r} is an enrolled device: `edgectl device revoke {name}` first, or remove it with --force"
+                )
+            if revoked_now:
+                _revoke(session, device, now)
+            detail = {"serial": device.certificate_serial, "group": device.group, "device_class": device.device_class}
+            removal.delete_device(session, device, now)
+            record_event(session, now, "operator", REMOVED, name, **detail)
+        self._rows_since_trim.pop(name, None)
+        self._acknowledged_s.pop(name, None)
+        return Removal(name, was_enrolled=True, revoked_now=revoked_now)
+
+    def _remove_claims(self, session: Session, name: str, now: float) -> None:
+        """Remove a name that was claimed and never enrolled."""
+        claims = session.scalars(select(ClaimRow).where(ClaimRow.device == name)).all()
+        if not claims or not all(self.is_visible(claim.group) for claim in claims):
+            raise not_found(
+                "device", name, (row.name for row in session.scalars(_rows_of_groups(Device, self._groups)))
+            )
+        removal.delete_rows(session, name)
+        record_event(session, now, "operator", REMOVED, name, group=claims[-1].group)
 
     def update(self, name: str, group: str | None, labels: Mapping[str, str | None]) -> Device:
         """Move a device to another group (None: keep it), and set labels; a label with the value None is removed."""
@@ -415,14 +461,27 @@ def _usable_claim(session: Session, token: str, key: str, now: float) -> ClaimRo
     return claim
 
 
+def _revoke(session: Session, device: Device, now: float) -> None:
+    """Revoke the certificates of a locked device, and delete its desired state."""
+    session.execute(delete(Desired).where(Desired.device == device.name))
+    _adopt_certificate(session, device)
+    _revoke_certificates(session, device.name, now, "operator")
+    device.revoked, device.alive = now, False
+    device.statement, device.statement_expires = None, 0.0
+    device.encryption_key = b""
+    record_event(session, now, "operator", "device.revoked", device.name, serial=device.certificate_serial)
+
+
 def _fill_device_row(
     session: Session, claim: ClaimRow, serial: str, key: str, now: float, encryption_key: bytes
 ) -> bool:
     """Fill the device's row from the claim; returns whether the key is new. The statement counter is kept from an
-    earlier enrolment and never decreases; session numbers restart with a new key."""
+    earlier enrolment, also of a device that was removed, and never decreases; session numbers restart with a new key.
+    """
     device = session.get(Device, claim.device)
     if device is None:
-        device = Device(name=claim.device, counter=0, statement=None, statement_expires=0.0, last_seen=None)
+        counter = removal.take_counter(session, claim.device)
+        device = Device(name=claim.device, counter=counter, statement=None, statement_expires=0.0, last_seen=None)
         device.public_key_sha256 = ""
         session.add(device)
     fresh = device.public_key_sha256 != key

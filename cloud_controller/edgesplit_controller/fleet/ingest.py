@@ -8,7 +8,7 @@ of the same device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,15 +22,13 @@ from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, JobRefused, LogP
 from edgesplit_controller.fleet import conditions, device_state, log_bundles, restore_check
 from edgesplit_controller.storage.database import locked_devices, record_event
 from edgesplit_controller.storage.tables.base import Table
-from edgesplit_controller.storage.tables.core import Device, TelemetryRow
+from edgesplit_controller.storage.tables.core import Device, RemovedDeviceRow, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, RunningRow
 
 Received = Sequence[tuple[str, messages.Message]]
 """Messages with the name of their device, in order of arrival."""
 OnBirth = Callable[[Session, Device, Birth, float], bool]
 """Callback for a birth message of a device that is not revoked; returns whether older certificates were revoked."""
-MAX_MODELS = 64
-"""Models per device that are stored."""
 T = TypeVar("T", bound=Table)
 
 
@@ -39,7 +37,7 @@ class IngestResult:
     """Result of ingesting a batch of messages."""
 
     intruders: set[str] = field(default_factory=set)
-    """Revoked devices that sent a message: their session must be ended."""
+    """Revoked and removed devices that sent a message: their session must be ended."""
     superseded: bool = False
     """A renewed certificate was seen in use, so that older ones were revoked."""
     acks: list[tuple[str, Ack]] = field(default_factory=list)
@@ -55,13 +53,14 @@ class IngestResult:
 
 
 def ingest_messages(session: Session, received: Received, now: float, on_birth: OnBirth) -> IngestResult:
-    """Ingest messages, in order. Those of unknown and revoked devices are dropped."""
+    """Ingest messages, in order. Those of unknown, revoked and removed devices are dropped."""
     result = IngestResult()
     batch = _IngestBatch(session, received, now)
+    removed = _note_messages_of_removed(session, {name for name, _ in received} - set(batch.devices))
     for name, message in received:
         device = batch.devices.get(name)
         outcome = "unknown"
-        if device is not None and device.revoked:
+        if name in removed or (device is not None and device.revoked):
             outcome = "revoked"
             if not isinstance(message, Death):  # a last will, published by the broker
                 result.intruders.add(name)
@@ -71,6 +70,17 @@ def ingest_messages(session: Session, received: Received, now: float, on_birth: 
         result.outcomes[kind, outcome] = result.outcomes.get((kind, outcome), 0) + 1
     session.flush()
     return result
+
+
+def _note_messages_of_removed(session: Session, names: Collection[str]) -> set[str]:
+    """Those of these names whose device was removed. Their messages may be retained, so the broker must be cleared
+    again."""
+    if not names:
+        return set()
+    rows = session.scalars(select(RemovedDeviceRow).where(RemovedDeviceRow.device.in_(names))).all()
+    for row in rows:
+        row.cleared = False
+    return {row.device for row in rows}
 
 
 class _IngestBatch:
@@ -143,7 +153,7 @@ class _IngestBatch:
         result.superseded |= on_birth(self._session, device, birth, self._now)
         row = self._sequence_row(device)
         _update_row(row, device_state.after_birth(_to_state(row), birth.session))
-        row.agent, row.emulated, row.simulated = birth.agent_version[:40], birth.emulated, birth.simulated
+        row.agent, row.emulated, row.simulated = birth.agent_version, birth.emulated, birth.simulated
         if fresh:
             row.born_at, row.unresponsive_since = self._now, None
         return "new" if fresh else "duplicate"
@@ -178,7 +188,7 @@ class _IngestBatch:
     def _store_running(self, name: str, report: Reported) -> None:
         """Store the release and state of each reported model."""
         rows = self._running[name]
-        reported = {status.model[:80]: status for status in report.models[:MAX_MODELS]}
+        reported = {status.model: status for status in report.models}
         for removed in sorted(set(rows) - set(reported)):
             self._session.delete(rows.pop(removed))
         for model, status in reported.items():
@@ -189,7 +199,7 @@ class _IngestBatch:
             if row.release != status.release:
                 row.cut = ""
             failed = status.state in conditions.FAILED_STATES
-            row.release, row.desired_release, row.state = status.release[:64], status.desired_release[:64], status.state
+            row.release, row.desired_release, row.state = status.release, status.desired_release, status.state
             row.detail = status.detail[: conditions.MAX_TEXT_CHARS]
             row.cause = conditions.normalise_cause(status.detail or report.safe_mode) if failed else ""
 
@@ -225,7 +235,7 @@ class _IngestBatch:
         rows = self._running[name]
         for window in message.models:
             if (row := rows.get(window.model)) is not None and row.cut != window.row:
-                row.cut = window.row[:80]
+                row.cut = window.row
         for health in message.health:
             if (row := rows.get(health.model)) is not None:
                 row.health = _merged(row.health, msgspec.to_builtins(health))

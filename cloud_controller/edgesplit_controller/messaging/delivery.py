@@ -33,8 +33,8 @@ from edgesplit_controller.messaging.process_sharding import (
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 65_536
-"""Size of one `Fetched` message of a metadata file."""
+PIECE_BYTES = LIMITS.metadata_piece_bytes
+"""Piece of a metadata file in one `FetchReply`."""
 WAITING_PER_DEVICE = 256
 """Messages of one device in an inbox; further ones are dropped."""
 RETRY_S = 1.0

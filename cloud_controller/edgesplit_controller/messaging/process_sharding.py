@@ -12,13 +12,15 @@ import logging
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from time import monotonic
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
+from msgspec import Meta
 from sqlalchemy import select
 
 from edgesplit.errors import EdgeError
 from edgesplit.mqtt.messages import ROOT
+from edgesplit.mqtt.telemetry import Digest
 from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import database_time
@@ -36,9 +38,9 @@ class ForwardedChunks(msgspec.Struct, frozen=True):
     """A device's request for chunks, forwarded to the process that publishes them. Topic
     `edgesplit/v1/{process}/passed`, QoS 0."""
 
-    device: str
-    release: str
-    chunks: tuple[str, ...]
+    device: Annotated[str, Meta(max_length=63)]
+    release: Digest
+    chunks: Annotated[tuple[Digest, ...], Meta(max_length=MOST_FORWARDED)]
     direct: bool = False
     """The device accepts a copy of its own, as in `FetchChunks.own`."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from sqlalchemy import and_, or_, select, update
 
 from edgesplit_controller.storage.database import Database, batched
-from edgesplit_controller.storage.tables.core import Device
+from edgesplit_controller.storage.tables.core import Device, RemovedDeviceRow
 
 CLEARED = -1
 """Value of `Device.stated` for a revoked device whose retained topics were cleared."""
@@ -39,6 +39,9 @@ class StatementPublisher:
                         stated.setdefault(CLEARED if revoked else counter, []).append(name)
                     else:
                         changed.append(name)
+                if cleared := [name for name in names if not published[name]]:
+                    removed = update(RemovedDeviceRow).where(RemovedDeviceRow.device.in_(cleared)).values(cleared=True)
+                    session.execute(removed.execution_options(synchronize_session=False))
                 # Counters follow the Unix time, so devices that were assigned together share one: few statements.
                 for counter, with_counter in stated.items():
                     statement_update = update(Device).where(Device.name.in_(with_counter)).values(published=counter)
@@ -46,12 +49,13 @@ class StatementPublisher:
         return changed
 
     def due(self) -> list[str]:
-        """Devices whose stored statement was not published yet, including revoked devices whose topics were not
-        cleared."""
+        """Devices whose stored statement was not published yet, including revoked and removed devices whose topics were
+        not cleared."""
         is_unpublished = and_(
             Device.revoked.is_(None), Device.statement.is_not(None), Device.published != Device.counter
         )
         is_uncleared = and_(Device.revoked.is_not(None), Device.published != CLEARED)
         with self._database.read() as session:
             query = select(Device.name).where(Device.restored.is_(None), or_(is_unpublished, is_uncleared))
-            return list(session.scalars(query.order_by(Device.name)))
+            removed = select(RemovedDeviceRow.device).where(~RemovedDeviceRow.cleared)
+            return sorted({*session.scalars(query), *session.scalars(removed)})

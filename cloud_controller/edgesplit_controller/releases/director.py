@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError
@@ -22,7 +22,7 @@ from edgesplit.release.manifest import DesiredRelease, Signed, Statement
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.storage.database import Database, batched
-from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, RemovedDeviceRow
 from edgesplit_controller.tuf.repository_signer import is_ahead, next_version
 
 Sign = Callable[[Statement], bytes]
@@ -59,9 +59,15 @@ class Director:
 
     def assign(self, session: Session, device: str, model: str, release: str, deployment: int) -> int:
         """Set the release from which a device runs `model` (its name), in the caller's transaction; return the counter
-        of the new statement. Called by rollouts only. Conflict if the device was revoked."""
-        session.merge(Desired(device=device, model=model, release=release, deployment=deployment))
+        of the new statement. Called by rollouts only. Conflict if the device was revoked, or serves too many models."""
         device_row = _enrolled_device(session, device)
+        others = select(func.count()).where(Desired.device == device, Desired.model != model)
+        if (session.scalar(others) or 0) >= LIMITS.models_per_device:
+            raise Conflict(
+                f"{device} serves {LIMITS.models_per_device} models already, the most that a device can: deploy newer"
+                " versions of these, or use another device"
+            )
+        session.merge(Desired(device=device, model=model, release=release, deployment=deployment))
         self._sign_statement(session, device_row, self._now())
         return device_row.counter
 
@@ -75,16 +81,19 @@ class Director:
 
     def statements(self, devices: Collection[str] | None) -> dict[str, bytes]:
         """Stored statement of each of these devices (None: of all) that was not restored from a backup; empty bytes for
-        revoked devices."""
+        revoked devices, and for removed ones whose topics were not cleared yet."""
         columns = select(Device.name, Device.revoked, Device.statement).where(Device.restored.is_(None))
         columns = columns.order_by(Device.name)
         with self._database.read() as session:
+            removed = set(session.scalars(select(RemovedDeviceRow.device).where(~RemovedDeviceRow.cleared)))
             if devices is None:
                 rows = list(session.execute(columns))
             else:
                 queries = (columns.where(Device.name.in_(batch)) for batch in batched(devices))
                 rows = [row for query in queries for row in session.execute(query)]
+                removed &= set(devices)
         statements = {name: b"" if revoked else statement for name, revoked, statement in rows}
+        statements.update(dict.fromkeys(sorted(removed), b""))
         return {name: statement for name, statement in statements.items() if statement is not None}
 
     def renew(self) -> list[str]:
@@ -187,6 +196,12 @@ class Director:
         wrap = wrap or self._wrap
         session.flush()  # the caller's changes of desired rows must be visible to the query
         rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model)).all()
+        stored_for_others = self._gateways.releases_kept_by(session, device)
+        if len(stored_for_others) > LIMITS.gateway_releases:
+            raise Conflict(
+                f"the gateway {device.name} would store {len(stored_for_others)} releases, at most"
+                f" {LIMITS.gateway_releases}: put some of its devices behind another gateway"
+            )
         device.counter, device.restored = next_version(device.counter, now), None
         device.statement_expires = now + self._statement_s
         statement = Statement(
@@ -204,7 +219,7 @@ class Director:
                 DesiredRelease(
                     model, release, fetch_now=True, keys=_wrap_or_log(self._wrap_for_gateway, device, release)
                 )
-                for model, release in self._gateways.releases_kept_by(session, device)
+                for model, release in stored_for_others
             ),
         )
         signed = device.statement = self._sign(statement)

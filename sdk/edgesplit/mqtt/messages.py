@@ -1,7 +1,8 @@
 """The MQTT messages between devices and controller: this module is the specification of the protocol.
 
 MQTT version 5 only. Payloads are MessagePack of the structs below, at most `LIMITS.message_bytes`; chunks are raw
-bytes. `{device}` is the common name in the certificate: the broker lets a device write and read only under its own.
+bytes. Every text, byte string and list has a maximum length: a message with a longer one is malformed. `{device}` is
+the common name in the certificate: the broker lets a device write and read only under its own.
 
     edgesplit/v1/{device}/birth       device -> controller   QoS 1, retained   Birth; the last will is Death
     edgesplit/v1/{device}/desired     controller -> device   QoS 1, retained   manifest.Signed over manifest.Statement:
@@ -29,7 +30,21 @@ from msgspec import Meta
 from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt.telemetry import Amount, BacklogState, Count, DeviceTime, MachineState, QueueState, ReleaseHealth
+from edgesplit.mqtt.telemetry import (
+    Amount,
+    BacklogState,
+    Count,
+    Detail,
+    DeviceTime,
+    Digest,
+    JoulesBasis,
+    MachineState,
+    ModelName,
+    QueueState,
+    ReleaseHealth,
+    RowName,
+    Version,
+)
 from edgesplit.msgspec_warmup import warm_up_structs
 
 ROOT = "edgesplit/v1"
@@ -37,6 +52,10 @@ TELEMETRY_INTERVAL_RANGE_S = (1.0, 3_600.0)
 """Shortest and longest interval between telemetry messages, in seconds."""
 BucketIndex = Annotated[int, Meta(ge=0, lt=64)]
 """Index of a histogram bucket."""
+FilePath = Annotated[str, Meta(max_length=400)]
+"""Path of a TUF file or a manifest: `metadata/ROLE.json`, `metadata/N.root.json`, or `targets/NAME`."""
+JobId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
+"""Random id of a device job."""
 TopicKind = Literal[
     "birth", "desired", "reported", "telemetry", "fetch", "fetch_reply", "backlog", "ack", "job", "log"
 ]  # fmt: skip
@@ -68,17 +87,17 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
     """Session number, which increases with every connection; messages of an older session are ignored."""
     agent_uptime_s: Amount
     """Seconds since the agent started, by the monotonic clock."""
-    agent_version: str
+    agent_version: Version
     """Version of the agent."""
-    device_class: str
+    device_class: Annotated[str, Meta(max_length=80)]
     """Name of its device profile."""
     emulated: bool
-    local_url: str
+    local_url: Annotated[str, Meta(max_length=400)]
     """URL at which applications on the device reach the agent."""
-    start_id: str = ""
+    start_id: Annotated[str, Meta(max_length=64)] = ""
     """Random id of this start of the agent. Births that alternate between two ids mean two agents with one identity (a
     copied SD card)."""
-    certificate_serial: str = ""
+    certificate_serial: Annotated[str, Meta(max_length=64)] = ""
     """Serial number (decimal) of the certificate in use; confirms that a renewed one has been installed."""
     simulated: bool = False
     """The device is simulated: its agent's decisions are real, its runtime and perhaps its time are not."""
@@ -96,16 +115,20 @@ class Death(msgspec.Struct, frozen=True, tag="death"):
 class ModelState(msgspec.Struct, frozen=True):
     """Reported state of one model that the device has been instructed to serve."""
 
-    model: str
-    release: str
+    model: ModelName
+    release: Digest
     """Digest of the running release; empty if none runs."""
-    desired_release: str
+    desired_release: Digest
     """Digest of the desired release, by the newest valid statement."""
     state: Literal["fetching", "staged", "trial", "running", "failed", "rolled back", "safe mode"]
     """`trial`: runs and has not been found healthy yet. `rolled back`: it was unhealthy, and the previous release runs
     again. `safe mode`: not loaded, because the agent crashed with it."""
-    detail: str = ""
+    detail: Detail = ""
     """Reason of a failure, for display."""
+
+
+ReportedModels = Annotated[tuple[ModelState, ...], Meta(max_length=LIMITS.reported_models)]
+"""Models that a device reports: the desired ones, and those that it has not stopped yet."""
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
@@ -114,12 +137,12 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     session: Count
     statement_counter: Count
     """Counter of the statement that this state results from."""
-    models: tuple[ModelState, ...]
-    safe_mode: str = ""
+    models: ReportedModels
+    safe_mode: Detail = ""
     """Reason why no model is loaded; empty outside of safe mode."""
-    statement_problem: str = ""
+    statement_problem: Detail = ""
     """Reason why the newest statement is not followed; empty where it is."""
-    gateway_models: tuple[ModelState, ...] = ()
+    gateway_models: Annotated[tuple[ModelState, ...], Meta(max_length=LIMITS.gateway_releases)] = ()
     """For a gateway: releases that it stores for the devices behind it; only those in state `staged` are listed."""
     report_number: Count = 0
     """Sequence number of this report in its session, increasing; a report with a lower number that arrives later is
@@ -130,7 +153,7 @@ class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
     """Histogram of the seconds that one phase (`edgesplit.oip.report.PHASES`) took in the requests of a telemetry
     window."""
 
-    phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$")]
+    phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$", max_length=24)]
     total_s: Amount
     counts: Annotated[tuple[tuple[BucketIndex, Count], ...], Meta(max_length=32)]
     """Requests by bucket: (index in `edgesplit.observability.histogram.SECONDS_BOUNDS`, count), without empty buckets.
@@ -151,9 +174,9 @@ class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Telemetry window: statistics of one model's requests since the previous telemetry message. Times in seconds; p50
     and p95 over the window."""
 
-    model: str
-    release: str
-    row: str
+    model: ModelName
+    release: Digest
+    row: RowName
     """Row of the plan in use at the end of the window."""
     requests: Count = 0
     failed: Count = 0
@@ -178,7 +201,7 @@ class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     become too long, and by agents before 0.2."""
     joules: Amount = 0.0
     """Mean energy per answer, over the answers whose energy is known."""
-    joules_basis: Annotated[str, Meta(max_length=16)] = ""
+    joules_basis: JoulesBasis = ""
     """`measured` (scaled to this device's power rails) or `predicted` (the plan's figures). Empty: unknown."""
 
 
@@ -212,13 +235,13 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     up_bytes_per_s: Amount
     rtt_s: Amount
     remote_usable: bool
-    models: tuple[TelemetryWindow, ...]
+    models: Annotated[tuple[TelemetryWindow, ...], Meta(max_length=LIMITS.reported_models)]
     down_bytes_per_s: Amount = 0.0
     """0: not reported."""
     power: PowerState | None = None
     measured_at: DeviceTime | None = None
     """Time of the measurement."""
-    agent_version: Annotated[str, Meta(max_length=40)] = ""
+    agent_version: Version = ""
     """Version of the agent."""
     statement_counter: Count = 0
     """Counter of the newest verified statement."""
@@ -260,7 +283,7 @@ class DeviceJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """Request for diagnostics. A closed list of kinds with bounds: the device runs, loads or opens nothing on its
     behalf."""
 
-    id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    id: JobId
     kind: Literal["logs"]
     max_bytes: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 524_288
     """Maximum size of the compressed answer."""
@@ -269,25 +292,24 @@ class DeviceJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
 class LogPiece(msgspec.Struct, frozen=True, kw_only=True, tag="log_piece"):
     """Piece of a job's answer, a log bundle: gzip of one JSON object, `total` bytes in all, with that SHA-256."""
 
-    id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    id: JobId
     offset: Annotated[int, Meta(ge=0, lt=1_048_576)]
     total: Annotated[int, Meta(ge=1, le=1_048_576)]
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     data: Annotated[bytes, Meta(min_length=1, max_length=65_536)]
 
 
 class JobRefused(msgspec.Struct, frozen=True, kw_only=True, tag="job_refused"):
     """Reason why a job gets no answer."""
 
-    id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    id: JobId
     reason: Annotated[str, Meta(max_length=200)]
 
 
 class FetchMetadata(msgspec.Struct, frozen=True, tag="fetch_metadata"):
     """Request for one TUF metadata file or one manifest, by name; the answer carries the same correlation data."""
 
-    path: str
-    """`metadata/ROLE.json`, `metadata/N.root.json`, or `targets/NAME`."""
+    path: FilePath
 
 
 class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="fetch_chunks"):
@@ -298,7 +320,7 @@ class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="fetch_ch
     bytes.
     """
 
-    release: str
+    release: Digest
     first: Annotated[int, msgspec.Meta(ge=0, lt=8 * LIMITS.bitmap_bytes)]
     """Index that the first bit stands for."""
     bitmap: Annotated[bytes, msgspec.Meta(min_length=1, max_length=LIMITS.bitmap_bytes)]
@@ -330,10 +352,10 @@ class FetchReply(msgspec.Struct, frozen=True, tag="fetch_reply"):
     """Piece of a metadata file: `data` begins at `offset` of `total` bytes; a `total` of -1 means that there is no such
     file."""
 
-    path: str
+    path: FilePath
     offset: int
     total: int
-    data: bytes
+    data: Annotated[bytes, Meta(max_length=LIMITS.metadata_piece_bytes)]
 
 
 Message = (

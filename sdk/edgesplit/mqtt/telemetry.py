@@ -1,4 +1,5 @@
-"""Telemetry of the device itself, apart from its requests: bounded number types, and small structs made of them.
+"""Telemetry of the device itself, apart from its requests: bounded number and text types, and small structs made of
+them.
 
 The messages in `edgesplit.mqtt.messages` contain them. Every field can be omitted, so that agents and controllers of
 different versions understand each other.
@@ -11,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -18,6 +20,19 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 """A non-negative finite float: NaN and infinity are no measurements and not valid JSON."""
 Celsius = Annotated[float, Meta(ge=-300, le=1000)]
+ModelName = Annotated[str, Meta(max_length=80)]
+"""A model's name without its version."""
+Digest = Annotated[str, Meta(max_length=64)]
+"""SHA-256 of a manifest in hex; empty for none."""
+ROW_NAME_CHARS = 80
+RowName = Annotated[str, Meta(max_length=ROW_NAME_CHARS)]
+"""Name of a row of a plan."""
+Version = Annotated[str, Meta(max_length=80)]
+"""Version of an agent."""
+JoulesBasis = Annotated[str, Meta(max_length=16)]
+"""`measured` or `predicted`; empty: unknown."""
+Detail = Annotated[str, Meta(max_length=LIMITS.detail_chars)]
+"""A reason in words, for display. Agents cut what is longer (`shorten`)."""
 
 
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +84,8 @@ class BacklogState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Health of a release on this device since it was activated; input of the rollout gates. None: unknown."""
 
-    model: Annotated[str, Meta(max_length=80)]
-    release: Annotated[str, Meta(max_length=64)]
+    model: ModelName
+    release: Digest
     active_s: Amount = 0.0
     """Seconds since this agent activated it."""
     requests: Count = 0
@@ -85,7 +100,7 @@ class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Peak temperature."""
     joules: Amount | None = None
     """Mean energy per answer."""
-    joules_basis: Annotated[str, Meta(max_length=16)] = ""
+    joules_basis: JoulesBasis = ""
     drift: Amount | None = None
     """Largest difference between the outputs of the previous release and of this one on golden inputs, relative to the
     largest output."""

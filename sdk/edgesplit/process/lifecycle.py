@@ -42,6 +42,12 @@ def raise_open_file_limit() -> int:
     return hard
 
 
+def forbid_core_dumps() -> None:
+    """Let this process and its children leave no core dump when they crash or are aborted: it would contain keys,
+    weights and inputs. Neither of them can raise the limit again."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def add_die_with_parent_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--die-with-parent`, by which a parent requests `end_with_parent`."""
     parser.add_argument(

@@ -7,9 +7,10 @@ extends to each byte that it refers to. This module is the format; verification 
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from edgesplit import identifiers
 from edgesplit.decoding import decode_json
@@ -192,13 +193,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class DesiredRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Desired state of one model on a device: the release that it shall serve."""
 
-    model: str
+    model: Annotated[str, Meta(max_length=80)]
     """The model's name without its version, as applications request it."""
-    release: str
+    release: Annotated[str, Meta(max_length=64)]
     """SHA-256 of the manifest."""
     fetch_now: bool = False
     """Fetch at once, regardless of the device's download window."""
-    keys: bytes = b""
+    keys: Annotated[bytes, Meta(max_length=LIMITS.wrapped_bytes)] = b""
     """For an encrypted release: content keys of the slices that this device runs, and of the golden examples, wrapped
     for this device (`edgesplit.crypto.key_wrapping`)."""
 
@@ -206,40 +207,40 @@ class DesiredRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The gateway through which a device reaches every tier beyond its first link."""
 
-    device: str
+    device: Annotated[str, Meta(max_length=63)]
     """The gateway's device name; its server certificate is for `gateway_host(device)`."""
-    address: str
+    address: Annotated[str, Meta(max_length=400)]
     """HOST:PORT, as this device reaches it."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Desired state of one device, signed by the director key; the statement with the highest counter wins."""
 
-    device: str
-    releases: tuple[DesiredRelease, ...]
+    device: Annotated[str, Meta(max_length=63)]
+    releases: Annotated[tuple[DesiredRelease, ...], Meta(max_length=LIMITS.reported_models)]
     counter: int
     """Strictly increasing, and at least the Unix time of signing, so that a restored backup never goes back."""
     expires: int
     """Unix seconds; afterwards the statement installs nothing new."""
     gateway: Gateway | None = None
     """The device's offload target; None: the cloud's offload server."""
-    gateway_releases: tuple[DesiredRelease, ...] = ()
+    gateway_releases: Annotated[tuple[DesiredRelease, ...], Meta(max_length=LIMITS.gateway_releases)] = ()
     """For a gateway: releases whose remote halves it runs for the devices behind it."""
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A signature by the key with that TUF key id."""
 
-    keyid: str
-    sig: str
+    keyid: Annotated[str, Meta(max_length=128)]
+    sig: Annotated[str, Meta(max_length=8_192)]
     """Hex."""
 
 
 class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes and the signatures over exactly these bytes."""
 
-    payload: bytes
-    signatures: tuple[Signature, ...]
+    payload: Annotated[bytes, Meta(max_length=LIMITS.message_bytes)]
+    signatures: Annotated[tuple[Signature, ...], Meta(max_length=1_024)]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

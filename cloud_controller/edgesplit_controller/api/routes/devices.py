@@ -1,4 +1,4 @@
-"""Routes for devices: claim, list, change, revoke, assign a gateway."""
+"""Routes for devices: claim, list, change, revoke, remove, assign a gateway."""
 
 from __future__ import annotations
 
@@ -95,3 +95,10 @@ def describe(request: Request, name: str, body: DescribeBody) -> dict[str, Any]:
 def revoke(request: Request, name: str) -> dict[str, Any]:
     """Revoke a device: its certificates, its desired state and its session."""
     return controller_of(request).revoke(name)
+
+
+@certified.delete("/devices/{name}/record", responses=json_response(DeviceState))
+def remove(request: Request, name: str, force: bool = False) -> dict[str, Any]:
+    """Remove a device that is revoked or never enrolled, with its history, logs and claims; with `force` one that is
+    not revoked is revoked first."""
+    return controller_of(request).remove_device(name, force=force)

@@ -133,6 +133,19 @@ class Device(Table):
     """When the row was last written, by the clock of the writing process; open dashboard pages poll by it."""
 
 
+class RemovedDeviceRow(Table):
+    """A device that was removed: what must outlive it. Deleted when its name enrols again."""
+
+    __tablename__ = "removed_devices"
+
+    device: Mapped[str] = mapped_column(primary_key=True)
+    counter: Mapped[int]
+    """Counter of its newest statement; the next device of this name continues from it."""
+    removed: Mapped[float]
+    cleared: Mapped[bool]
+    """The broker has acknowledged that it retains nothing of the device, and none of its messages arrived since."""
+
+
 class CertificateRow(Table):
     """A certificate issued to a device. Never deleted."""
 

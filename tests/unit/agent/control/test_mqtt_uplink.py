@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import MalformedMessage
+from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Ack, Telemetry
+from edgesplit.mqtt.messages import Ack, ModelState, Reported, Telemetry
 from edgesplit.testing.virtual_time import Hub
-from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule, Uplink
+from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule, Uplink, within_limits
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 HOUR_S = 3_600.0
@@ -116,3 +117,22 @@ def test_telemetry_interval_out_of_range_is_refused(link: tuple[Uplink, Wire], h
     hub.run(100.0)
     assert wire.telemetry() - before == pytest.approx(50, rel=0.1)
     uplink.stop()
+
+
+@pytest.mark.parametrize("models", [0, 1, LIMITS.models_per_device, LIMITS.reported_models + 5])
+@pytest.mark.parametrize("gateway_models", [0, LIMITS.gateway_releases + 5])
+def test_the_text_of_a_failure_does_not_make_a_report_malformed(models: int, gateway_models: int) -> None:
+    """Reasons of 100,000 letters are cut, however many there are; what fits stays as it was."""
+    reason = "é" * 100_000
+
+    def failed(count: int) -> tuple[ModelState, ...]:
+        return tuple(ModelState(f"m{at}", "a" * 64, "b" * 64, "failed", reason) for at in range(count))
+
+    whole = Reported(1, 2, failed(models), reason, reason, failed(gateway_models), report_number=3)
+    sent = messages.encode(within_limits(whole))
+    assert len(sent) <= LIMITS.message_bytes
+    heard = messages.decode(sent, Reported)
+    assert len(heard.models) == min(models, LIMITS.reported_models) and heard.safe_mode.endswith("…")
+    assert all(model.detail.startswith("é") for model in heard.models)
+    short = Reported(1, 2, (ModelState("m", "", "b" * 64, "failed", "its file is damaged"),), report_number=3)
+    assert within_limits(short) == short

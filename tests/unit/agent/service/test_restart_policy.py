@@ -149,6 +149,7 @@ def test_unit_paths_are_escaped_or_refused() -> None:
     """A data folder below /var/lib is created by systemd; another is made writable."""
     usual = render_unit(Installation())
     assert "StateDirectory=edgesplit-agent\n" in usual and "ReadWritePaths" not in usual
+    assert "\nLimitCORE=0\n" in usual and "\nUMask=0077\n" in usual
     assert f"WatchdogSec={WATCHDOG_S}s" in usual and "StartLimitIntervalSec=0" in usual
     other = render_unit(Installation(Path("/srv/agent"), Path("/srv/data"), "pi"))
     assert "ReadWritePaths=/srv/data\n" in other and "StateDirectory" not in other and "User=pi\n" in other

@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,3 +289,56 @@ def test_option_values_out_of_range_are_refused(
         main(["run", "--data", str(tmp_path), *wrong])
     assert ended.value.code == 2
     assert wrong[1] in capsys.readouterr().err
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The permissions of everything in the folder, and of itself."""
+    return {path.name: stat.S_IMODE(path.lstat().st_mode) for path in (*folder.rglob("*"), folder)}
+
+
+def test_a_data_folder_made_by_another_umask_becomes_private(tmp_path: Path) -> None:
+    """Slices, metadata and `current.json` were readable by every user where no service manager set the umask."""
+    folder = tmp_path / "data"
+    for inner in (folder / "releases" / "abc", folder / "trust"):
+        inner.mkdir(parents=True)
+        inner.chmod(0o755)
+    (folder / "current.json").write_text("{}")
+    (folder / "current.json").chmod(0o644)
+    (folder / "elsewhere").symlink_to(tmp_path)
+    folder.chmod(0o755)
+    outside = stat.S_IMODE(tmp_path.stat().st_mode)
+    DataFolder(folder).make_private()
+    found = modes(folder)
+    assert (found["data"], found["releases"], found["trust"], found["current.json"]) == (0o700, 0o700, 0o700, 0o600)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == outside
+    DataFolder(folder).make_private(passable=True)
+    assert modes(folder)["data"] == 0o711 and modes(folder)["releases"] == 0o700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode"),
+    [
+        ([], 0o700),
+        (["--socket-mode", "660"], 0o711),
+        (["--socket-mode", "660", "--socket", "none"], 0o700),
+        (["--socket-mode", "666", "--socket", "/run/elsewhere.sock"], 0o700),
+    ],
+)
+def test_an_agent_outside_of_a_service_manager_keeps_its_folder_private(
+    tmp_path: Path, arguments: list[str], mode: int
+) -> None:
+    """With any umask of the shell, and without a core dump when it is aborted. Others may pass through to a socket that
+    was given to them."""
+    folder = tmp_path / "data"
+    report = (
+        "import atexit, os, resource, sys\n"
+        "from edgesplit_agent.main import main\n"
+        "os.umask(0o022)\n"
+        "code = main(sys.argv[1:])\n"
+        "assert code == 2, code\n"
+        "print(oct(os.umask(0)), resource.getrlimit(resource.RLIMIT_CORE))\n"
+    )
+    command = [sys.executable, "-c", report, "run", "--data", str(folder), "--port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "is not enrolled" in done.stderr and done.stdout.strip() == "0o77 (0, 0)", done.stderr
+    assert modes(folder)["data"] == mode and modes(folder)["lock"] == 0o600

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, PowerState, Telemetry, TelemetryWindow
-from edgesplit.mqtt.telemetry import BacklogState, DeviceTime
+from edgesplit.mqtt.telemetry import ROW_NAME_CHARS, BacklogState, DeviceTime
 from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule
 from edgesplit_agent.host.clock import age_s
 from edgesplit_agent.telemetry import disk_ring as ring_module
@@ -323,7 +323,8 @@ def test_batch_fits_into_one_message(tmp_path: Path) -> None:
     for sequence in range(60):
         text = "x" * rng.choice([10, 300])
         windows = tuple(
-            TelemetryWindow(model=f"m{n}", release="r" * 64, row=text, problem=text) for n in range(rng.choice([1, 20]))
+            TelemetryWindow(model=f"m{n}", release="r" * 64, row=text[:ROW_NAME_CHARS], problem=text)
+            for n in range(rng.choice([1, 20]))
         )
         one = Telemetry(
             session=1,

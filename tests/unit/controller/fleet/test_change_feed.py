@@ -55,6 +55,21 @@ def test_each_device_update_is_reported_once(database: Database) -> None:
     assert changes.read() == [Change("device", "c", "roof")]
 
 
+def test_the_removal_of_a_device_is_a_change_for_its_group(database: Database) -> None:
+    """Its row is gone from the pages that showed it; followers of other groups do not learn the name."""
+    changes = ChangeFeed(database, stale_after_s=1e9)
+    changes.start()
+    with database.write() as session:
+        session.execute(delete(Device).where(Device.name == "c"))
+        record_event(session, NOW, "operator", "device.removed", "c", group="roof")
+    (change,) = changes.read()
+    assert change == Change("device", "c", "roof")
+    queue = FollowerQueue({"doors"})
+    queue.put([change])
+    assert queue.drain() == []
+    assert changes.read() == []
+
+
 def test_a_change_committed_after_a_later_poll_is_not_missed(database: Database) -> None:
     """Another process stamps the row and commits later, or its clock is behind."""
     clock = [0.0]

@@ -11,10 +11,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
+from edgesplit_controller.fleet.removal import delete_device
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.schema import known_tables, migrate
-from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
+from edgesplit_controller.storage.tables.core import Device, Model, RemovedDeviceRow, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow
 from edgesplit_controller.storage.tables.replan import ProposalRow
 
@@ -143,6 +144,33 @@ def test_fields_of_stored_proposals_carry_their_new_names(database_url: str) -> 
             "reason": "slow", "measured_devices": 2, "drift": [{"quantity": "uplink"}],
             "rows": [{"split_after": "conv1"}],
         }  # fmt: skip
+    database.close()
+
+
+def test_devices_of_a_database_without_removals_can_be_removed(database_url: str) -> None:
+    """The step adds a table and leaves every row as it was."""
+    engine = create_engine(database_url)
+    migrate(engine, until="0009")
+    values = (
+        "'cam', 'p', '', '{}', '', '1', '', :key, 1.0, NULL, 7, NULL, 0.0, NULL, 0, false, NULL, NULL, NULL, NULL, 0.0"
+    )
+    names = (
+        'name, device_class, "group", labels, link, certificate_serial, public_key_sha256, encryption_key, enrolled,'
+        " revoked, counter, statement, statement_expires, restored, session, alive, last_seen, birth, reported,"
+        " telemetry, changed"
+    )
+    with engine.begin() as connection:
+        connection.execute(text(f"INSERT INTO devices ({names}) VALUES ({values})"), {"key": b""})
+    engine.dispose()
+    database = Database(database_url)
+    with database.write() as session:
+        device = session.get_one(Device, "cam")
+        assert device.counter == 7 and not session.query(RemovedDeviceRow).all()
+        delete_device(session, device, 2.0)
+    with database.read() as session:
+        removed = session.get_one(RemovedDeviceRow, "cam")
+        assert (removed.counter, removed.removed, removed.cleared) == (7, 2.0, False)
+        assert session.get(Device, "cam") is None
     database.close()
 
 
