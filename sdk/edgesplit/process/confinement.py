@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.process.lifecycle import gain_no_privileges
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -251,3 +252,6 @@ def unavailable() -> list[Unavailable]:
         reason = f"the kernel's Landlock has version {version}, signals are taken from {_SCOPES_SINCE} on"
         missing.append(Unavailable("signals to other processes", reason, "use Linux 6.12 or later"))
     return missing
+
+
+warm_up_structs(__name__)
