@@ -1,0 +1,185 @@
+"""What an attack on an offload server costs a bystander: its p95 beside that under the attacker's processor load alone.
+
+A real server with mutual TLS and a revocation list, one bystander that asks on a kept connection, and an attacker in a
+process of its own. Each attack runs by turns with its control: a process that uses as much processor time as the
+attacker did, and sends nothing. Every request of the bystander must be answered.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
+from time import monotonic, perf_counter, process_time, sleep
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from record import Target, finish, make_parser, percentile
+
+from edgesplit.client.connection import Connection
+from edgesplit.limits import LIMITS
+from edgesplit.trust.identity import Credentials
+from support.attacked_server import DECLARED, AttackedServer
+from support.offload_processes import outputs, signed_release
+
+ROUNDS = 5
+INTERVAL_S = 0.01
+"""Seconds between two requests of the bystander."""
+MAX_RATIO = 1.5
+Attack = Callable[[AttackedServer, Credentials], Iterator[None]]
+"""Sends what it sends piece by piece; what it yields in between is time for the measured attacker to be stopped."""
+
+
+def declared_lengths(server: AttackedServer, device: Credentials) -> Iterator[None]:
+    """Sixteen sockets declare 256 MiB each and send a byte now and then."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(server.open(device)) for _ in range(16)]
+        for sock in sockets:
+            sock.sendall(DECLARED % (b"0" * 64 + b".pi.cut-1", LIMITS.http_body_bytes))
+        while True:
+            yield
+            sleep(0.1)
+            for sock in sockets:
+                with suppress(OSError):
+                    sock.sendall(b"x")
+
+
+def refused_bodies(server: AttackedServer, device: Credentials) -> Iterator[None]:
+    """Large bodies for a route that does not exist, connection after connection."""
+    while True:
+        yield
+        with suppress(OSError), server.open(device) as sock:
+            sock.sendall(DECLARED % (b"nothing", LIMITS.http_body_bytes) + bytes(65_536))
+            sock.recv(65_536)
+
+
+def idle_connections(server: AttackedServer, device: Credentials) -> Iterator[None]:
+    """One certificate takes as many connections as it gets, and keeps them by blank lines."""
+    with ExitStack() as stack:
+        sockets = []
+        while True:
+            yield
+            with suppress(OSError):
+                sockets.append(stack.enter_context(server.open(device)))
+            if len(sockets) > 300:
+                with suppress(OSError):
+                    sockets.pop(0).close()
+            for sock in sockets[-8:]:
+                with suppress(OSError):
+                    sock.sendall(b"\r\n")
+
+
+def no_handshake(server: AttackedServer, device: Credentials) -> Iterator[None]:
+    """TCP connections without a TLS handshake, 300 at a time, renewed. They come from another address than the
+    bystander's: before the handshake a share belongs to an address."""
+    del device
+    address, sockets = ("127.0.0.1", server.serving.port), list[socket.socket]()
+    while True:
+        yield
+        with suppress(OSError):
+            sockets.append(socket.create_connection(address, timeout=1.0, source_address=("127.0.0.9", 0)))
+        if len(sockets) > 300:
+            sockets.pop(0).close()
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "declared lengths": declared_lengths,
+    "refused bodies": refused_bodies,
+    "idle connections": idle_connections,
+    "no handshake": no_handshake,
+}
+
+
+def _attack(server: AttackedServer, device: Credentials, attack: Attack, seconds: float, used: Any) -> None:
+    """Attack for so long, and report the share of a processor that it took."""
+    ends, began = monotonic() + seconds, process_time()
+    for _ in attack(server, device):
+        used.value = (process_time() - began) / seconds
+        if monotonic() >= ends:
+            return
+
+
+def _spin(share: float, seconds: float) -> None:
+    """Use so much of a processor, in slices of 10 ms."""
+    ends = monotonic() + seconds
+    while monotonic() < ends:
+        began = perf_counter()
+        while perf_counter() - began < 0.01 * min(1.0, share):
+            pass
+        sleep(max(0.0, 0.01 * (1.0 - share)))
+
+
+def bystander_s(server: AttackedServer, seconds: float) -> list[float]:
+    """Seconds of each of the bystander's requests; AssertionError for one without its answer."""
+    taken = []
+    with closing(Connection("127.0.0.1", server.serving.port, server.bystander.client_context())) as connection:
+        ends = monotonic() + seconds
+        while monotonic() < ends:
+            began = perf_counter()
+            assert outputs(server.serving.ask(connection)) == [2.0] * 4
+            taken.append(perf_counter() - began)
+            sleep(INTERVAL_S)
+    return taken
+
+
+@contextmanager
+def beside(context: ForkContext, target: Callable[..., None], *arguments: Any) -> Iterator[ForkProcess]:
+    """Context manager for a process beside the bystander; waits for its end."""
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.join()
+
+
+def measure(server: AttackedServer, seconds: float) -> dict[str, Any]:
+    """By attack: p95 in ms of each round under the attack and under its control, and the attacker's processor share."""
+    context = multiprocessing.get_context("fork")
+    results: dict[str, Any] = {}
+    for name, attack in ATTACKS.items():
+        device = server.device(name.replace(" ", "-"))
+        rounds: list[dict[str, float]] = []
+        for _ in range(ROUNDS):
+            used = context.Value("d", 0.0)
+            with beside(context, _attack, server, device, attack, seconds, used):
+                attacked = bystander_s(server, seconds)
+            with beside(context, _spin, used.value, seconds):
+                control = bystander_s(server, seconds)
+            p95_ms = {"attacked": percentile(attacked, 0.95) * 1e3, "control": percentile(control, 0.95) * 1e3}
+            rounds.append({**p95_ms, "ratio": p95_ms["attacked"] / p95_ms["control"], "share": used.value})
+        results[name] = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        results[name]["rounds"] = rounds
+        shown = results[name]
+        print(
+            f"{name:18s} bystander's p95 {shown['attacked']:.2f} ms, control {shown['control']:.2f} ms, "
+            f"ratio {shown['ratio']:.2f}, attacker {shown['share']:.2f} processors"
+        )
+    return results
+
+
+def main() -> None:
+    """Measure all attacks and write the record."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each attack in each of its rounds")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="es-attacks-") as folder, ExitStack() as stack:
+        place = Path(folder)
+        server = AttackedServer(signed_release(place / "release"), place, stack)
+        results = measure(server, options.seconds)
+    targets = [
+        Target(f"{name}: bystander's p95 over its control's", results[name]["ratio"], MAX_RATIO) for name in ATTACKS
+    ]
+    finish(results, targets, options.json)
+
+
+if __name__ == "__main__":
+    main()
