@@ -52,7 +52,7 @@ NOW = 1_000.0
 STRANGER = Ed25519PrivateKey.generate()
 
 
-class World:
+class BackupHarness:
     """A controller's data folder with an admin `ada` and a viewer `vic`, on which no controller runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -148,12 +148,12 @@ def promoted(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> BackupHarness:
     """A controller."""
-    return World(tmp_path)
+    return BackupHarness(tmp_path)
 
 
-def test_a_file_with_keys_that_is_not_encrypted_is_refused(world: World) -> None:
+def test_a_file_with_keys_that_is_not_encrypted_is_refused(world: BackupHarness) -> None:
     """Whatever the operator gives or permits: `edgectl backup` makes no such file."""
     world.backup(BackupKey(), keys=False)
     stolen = promoted(world.members()) | {"keys/ca.key": b"theirs"}
@@ -165,7 +165,7 @@ def test_a_file_with_keys_that_is_not_encrypted_is_refused(world: World) -> None
     assert not world.back.exists()
 
 
-def test_a_file_that_needs_no_secret_is_refused_where_one_was_given(world: World, tmp_path: Path) -> None:
+def test_a_file_that_needs_no_secret_is_refused_where_one_was_given(world: BackupHarness, tmp_path: Path) -> None:
     """An operator who gave a passphrase or a key means an encrypted file: the header does not overrule that."""
     make_recipient(tmp_path / "mine.pem")
     world.backup(BackupKey(), keys=False)
@@ -178,7 +178,7 @@ def test_a_file_that_needs_no_secret_is_refused_where_one_was_given(world: World
         world.restore(BackupKey("correct horse", key_file=tmp_path / "mine.pem"))
 
 
-def test_a_viewer_made_admin_in_a_backup_without_keys_is_refused(world: World) -> None:
+def test_a_viewer_made_admin_in_a_backup_without_keys_is_refused(world: BackupHarness) -> None:
     """The file was changed and all its hashes made anew, beside the real keys: signed by nobody, by another key, or
     with the real signature kept."""
     world.backup(BackupKey(), keys=False)
@@ -200,7 +200,7 @@ def test_a_viewer_made_admin_in_a_backup_without_keys_is_refused(world: World) -
     assert ("vic", "viewer") in world.operators()
 
 
-def test_a_signature_cannot_be_cut_off(world: World) -> None:
+def test_a_signature_cannot_be_cut_off(world: BackupHarness) -> None:
     """A signed file that is made into one of the old format names its signer still, and is refused; so is one of the
     new format without a signer."""
     world.backup(BackupKey(), keys=False)
@@ -218,7 +218,7 @@ def test_a_signature_cannot_be_cut_off(world: World) -> None:
         world.restore(unverified=True)
 
 
-def test_a_file_without_keys_brings_no_secret(world: World) -> None:
+def test_a_file_without_keys_brings_no_secret(world: BackupHarness) -> None:
     """A key that the real folder lacks, such as that of the operators' authority, would be believed afterwards."""
     world.backup(BackupKey(), keys=False)
     members = world.members()
@@ -229,7 +229,7 @@ def test_a_file_without_keys_brings_no_secret(world: World) -> None:
             world.restore()
 
 
-def test_a_backup_for_a_recipient_made_by_a_stranger_is_refused(world: World, tmp_path: Path) -> None:
+def test_a_backup_for_a_recipient_made_by_a_stranger_is_refused(world: BackupHarness, tmp_path: Path) -> None:
     """Whoever knows the recipient's public key can make one. The sender must be known: by the public key that
     `edgectl backup` printed, or by the folder's own."""
     recipient = BackupKey(recipient=parse_recipient(make_recipient(tmp_path / "mine.pem")))
@@ -247,7 +247,7 @@ def test_a_backup_for_a_recipient_made_by_a_stranger_is_refused(world: World, tm
             world.restore(mine, replace=True, **options)
 
 
-def test_a_backup_of_an_older_version_is_restored_with_an_explicit_option_only(world: World) -> None:
+def test_a_backup_of_an_older_version_is_restored_with_an_explicit_option_only(world: BackupHarness) -> None:
     """Without keys it carries no signature: it is refused with a text that says what to do, and restored with
     --unverified."""
     world.backup(BackupKey(), keys=False)
@@ -259,7 +259,7 @@ def test_a_backup_of_an_older_version_is_restored_with_an_explicit_option_only(w
     assert ("vic", "viewer") in world.operators()
 
 
-def test_a_sealed_backup_of_an_older_version_needs_its_passphrase_only(world: World) -> None:
+def test_a_sealed_backup_of_an_older_version_needs_its_passphrase_only(world: BackupHarness) -> None:
     """Its passphrase proves who made it. The owner's token, which such files contain, does not come back."""
     world.backup(BackupKey(), keys=False)
     members = world.members() | {"operator.token": b"op_theirs", "keys/ca.key": b"k"}
@@ -271,7 +271,7 @@ def test_a_sealed_backup_of_an_older_version_needs_its_passphrase_only(world: Wo
     assert not (world.back / "operator.token").exists() and (world.back / "keys/ca.key").is_file()
 
 
-def unsign(world: World, members: Mapping[str, bytes]) -> None:
+def unsign(world: BackupHarness, members: Mapping[str, bytes]) -> None:
     """Write the backup as 0.2 did: sealed with the passphrase, no signature."""
     from edgesplit_controller.backup import envelope
 
@@ -286,7 +286,7 @@ def unsign(world: World, members: Mapping[str, bytes]) -> None:
     world.file.write_bytes(world.file.read_bytes()[:-SIGNATURE_BYTES])
 
 
-def test_the_operators_are_shown_before_anything_is_replaced(world: World) -> None:
+def test_the_operators_are_shown_before_anything_is_replaced(world: BackupHarness) -> None:
     """Name, role and groups of each, and whether it is active. Who refuses them finds everything as it was."""
     world.backup()
     shown: list[Sequence[RestoredOperator]] = []
@@ -307,7 +307,7 @@ def test_the_operators_are_shown_before_anything_is_replaced(world: World) -> No
     assert world.operators() == [("ada", "admin"), ("old", "admin"), ("vic", "viewer")]
 
 
-def test_operators_that_are_listed_twice_are_shown_as_they_come_back(world: World) -> None:
+def test_operators_that_are_listed_twice_are_shown_as_they_come_back(world: BackupHarness) -> None:
     """The last list in the file counts, for what is shown as for what is restored."""
     world.backup(BackupKey(), keys=False)
     members = world.members()
@@ -322,7 +322,7 @@ def test_operators_that_are_listed_twice_are_shown_as_they_come_back(world: Worl
     assert shown == dict(world.operators()) == {"ada": "admin", "old": "admin", "vic": "admin"}
 
 
-def test_sessions_and_login_codes_of_a_backup_are_over(world: World) -> None:
+def test_sessions_and_login_codes_of_a_backup_are_over(world: BackupHarness) -> None:
     """One that was ended since the backup would live again."""
     world.backup()
     world.restore(SECRET)
@@ -334,7 +334,7 @@ def test_sessions_and_login_codes_of_a_backup_are_over(world: World) -> None:
 
 
 @pytest.mark.parametrize("table", ["alembic_version", "leases", "sqlite_master", "sqlite_sequence"])
-def test_rows_of_tables_that_are_not_the_controllers_are_refused(world: World, table: str) -> None:
+def test_rows_of_tables_that_are_not_the_controllers_are_refused(world: BackupHarness, table: str) -> None:
     """A file may fill the controller's own tables only."""
     world.backup(BackupKey(), keys=False)
     members = world.members()
@@ -375,7 +375,7 @@ def test_origin_is_known_by_signature_or_passphrase_or_said_to_be_unknown(
         assert origin == ("unverified" if unverified else None)
 
 
-def test_a_signers_key_is_text_that_reads_back(world: World) -> None:
+def test_a_signers_key_is_text_that_reads_back(world: BackupHarness) -> None:
     """And anything else is refused; a folder without a key has no signer."""
     assert signer_of(world.data) == b""
     load_or_make_signing_key(world.data)
