@@ -119,7 +119,7 @@ def test_a_replayed_statement_after_a_restore_is_refused(folder: Path) -> None:
         fleet.controller.restore(folder / "backup", restate=False)
         fleet.controller.start()
         fleet.run(10)
-        assert "is told" in fleet.checker.violations[0]
+        assert "was sent" in fleet.checker.violations[0]
         assert fleet.count_running(second) == 3
 
         assert fleet.run(300, lambda: fleet.count_running(first) == 3)  # it has heard what they know, and says it anew

@@ -118,6 +118,17 @@ def test_an_installation_that_was_killed_is_completed_by_the_next_run(device: De
     assert len(list((device.prefix / "versions").iterdir())) == 1
 
 
+def test_a_claim_that_was_being_erased_is_not_taken_over_the_one_in_place(device: Device, kit: Path) -> None:
+    """A run that was killed between overwriting the medium's claim and deleting it leaves zeros there, which the next
+    run took for the claim."""
+    device.installed(kit)
+    claim = (device.data / "claim.json").read_text()
+    (kit / "claim.json").write_bytes(bytes(len(claim)))
+    device.installed(kit)
+    assert (device.data / "claim.json").read_text() == claim == '{"token": "secret"}'
+    assert not (kit / "claim.json").exists()
+
+
 def cut_description(kit: Path) -> None:
     (kit / "kit.json").write_bytes((kit / "kit.json").read_bytes()[:-30])
 

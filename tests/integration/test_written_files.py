@@ -60,6 +60,6 @@ def test_credentials_audit_log_and_backup_are_read_by_every_command(
         up.end()
     for number, words in enumerate(((sealed,), (encrypted, "--key", key))):
         folder = tmp_path / f"restored-{number}"
-        edgectl("--data", folder, "restore", *words)
+        edgectl("--data", folder, "restore", "--yes", *words)
         assert (folder / "controller.db").is_file()
         shutil.rmtree(folder)

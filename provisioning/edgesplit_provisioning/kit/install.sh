@@ -235,12 +235,14 @@ take_claim() {
     return 0
   fi
   [ "$claim" -ef "$data/claim.json" ] && return
-  say 'taking the claim'
-  rm -f "$data/.claim"
-  (umask 077 && cp "$claim" "$data/.claim")
-  [ "$user" = "$(id -un)" ] || chown "$user:" "$data/.claim"
-  mv -f "$data/.claim" "$data/claim.json"
-  sync # a claim can be used once: keep it here before erasing it there
+  if [ -n "$(tr -d '\000' <"$claim" | head -c 1)" ]; then # only zeros: an earlier run took it and was killed while erasing
+    say 'taking the claim'
+    rm -f "$data/.claim"
+    (umask 077 && cp "$claim" "$data/.claim")
+    [ "$user" = "$(id -un)" ] || chown "$user:" "$data/.claim"
+    mv -f "$data/.claim" "$data/claim.json"
+    sync # a claim can be used once: keep it here before erasing it there
+  fi
   erase "$claim" || say "cannot erase $claim: do it yourself, it is a secret until the device is enrolled"
 }
 
