@@ -4,6 +4,7 @@ has the list)."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -55,10 +56,11 @@ def test_credentials_audit_log_and_backup_are_read_by_every_command(
         public = edgectl("backup", "--new-recipient", key).strip()
         sealed, encrypted = tmp_path / "sealed.backup", tmp_path / "encrypted.backup"
         edgectl(*owner, "backup", sealed)
-        edgectl(*owner, "backup", encrypted, "--to", public)
+        said = edgectl(*owner, "backup", encrypted, "--to", public)
+        signer = re.findall(r"[A-Za-z0-9+/_=-]{43,}", said)[-1]
     finally:
         up.end()
-    for number, words in enumerate(((sealed,), (encrypted, "--key", key))):
+    for number, words in enumerate(((sealed,), (encrypted, "--key", key, "--signed-by", signer))):
         folder = tmp_path / f"restored-{number}"
         edgectl("--data", folder, "restore", "--yes", *words)
         assert (folder / "controller.db").is_file()
