@@ -18,9 +18,10 @@ import msgspec
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.errors import UsageError
+from edgesplit.http1.admission import flooding_clients, sum_refusals
 from edgesplit.http1.server import Response, Server
 from edgesplit.links import parse_host_and_port, parse_link
-from edgesplit.mqtt.messages import Telemetry
+from edgesplit.mqtt.messages import ENDPOINT_FLOODED, LIST_EXPIRED, ReportedCondition, Telemetry
 from edgesplit.mqtt.telemetry import QueueState, ReleaseHealth
 from edgesplit.observability import log_format as logs
 from edgesplit.observability import tracing
@@ -423,7 +424,21 @@ class Agent:
             "machine": machine_figures(self._folder.path),
             "health": self._release_health(),
             "backlog": self._outbox.to_telemetry(),
+            "conditions": self._conditions(),
         }
+
+    def _conditions(self) -> tuple[ReportedCondition, ...]:
+        """Conditions that the agent finds itself."""
+        servers = (self._server, self._local_server)
+        refusals = sum_refusals(server.recent_refusals() for server in servers if server is not None)
+        floods = sorted(flooding_clients(refusals).items(), key=lambda flood: -flood[1][0])
+        found = [
+            ReportedCondition(ENDPOINT_FLOODED, f"{client} was refused {count} times in two minutes: {reasons}"[:200])
+            for client, (count, reasons) in floods[:1]
+        ]
+        if self._gateway is not None and self._gateway.list_problem:
+            found.append(ReportedCondition(LIST_EXPIRED, self._gateway.list_problem))
+        return tuple(found)
 
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
         """Health of each serving release."""

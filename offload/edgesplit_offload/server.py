@@ -156,7 +156,10 @@ class OffloadServer:
         self._clock = CLOCKS[threads == 1]
         self._warm_up = WarmUp(folder, self.models)
         self._peers = siblings or PeerProcesses()
-        self._management = Management(self.models, self.statistics, self._peers, mutual=tls is not None)
+        self._management = Management(
+            self.models, self.statistics, self._peers, mutual=tls is not None,
+            refusals=lambda: self.http.recent_refusals(), list_expires=lambda: getattr(revoked, "expires", None),
+        )  # fmt: skip
         self._peers.listen(
             {**self._management.answerers, SERIES: lambda _: metrics_answer(self._process_id, self.series())}
         )

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from time import time
 from typing import Protocol
 
@@ -28,7 +29,7 @@ from edgesplit.links import parse_host_and_port
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
-from edgesplit.trust.revocation import AuthorityKey, authority_key, revoked_serials
+from edgesplit.trust.revocation import AuthorityKey, RevocationList, authority_key, parse_revocation_list
 from edgesplit_agent.control.certificate_renewal import due_in_s
 from edgesplit_agent.control.enrolment import credentials, post
 from edgesplit_agent.state.data_folder import DataFolder, Identity
@@ -97,6 +98,8 @@ class GatewayServer:
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self.trouble = "it has not started yet"
         """Why devices cannot offload here; empty while they can."""
+        self.list_problem = ""
+        """Since when the revocation list has been expired; empty while it is valid."""
 
     def start(self) -> None:
         """Start the thread; the server listens once its certificate and revocation list are here."""
@@ -141,6 +144,7 @@ class GatewayServer:
         """Bring certificate, revocation list and process up to date, each where it is missing or outdated."""
         fresh = self._renew_certificate()
         self._update_revocation_list()
+        self._check_list_expiry()
         with self._changed:
             outdated, self._outdated = self._outdated, False
         if self._process is not None and (fresh or outdated):
@@ -205,25 +209,37 @@ class GatewayServer:
         return certificate
 
     def _update_revocation_list(self) -> None:
-        """Fetch the revocation list and store it where it differs from the present one. Without any list the error is
-        raised: the server must not start without."""
+        """Fetch the revocation list, and store it where it lists something else than the present one, or that must be
+        renewed. Without any list the error is raised: the server must not start without."""
         authority = authority_key(self._folder.ca_file)
         try:
             raw = self._post("crl", b"{}")
-            serials = revoked_serials(raw, authority)
+            fetched = parse_revocation_list(raw, authority)
         except EdgeError as error:
             if not self._revoked_file.exists():
                 raise
             if not isinstance(error, LinkError):
                 log.error("the previous revocation list stays in force: %s", error)
             return
-        if serials != self._stored_revocations(authority):
+        stored = self._stored_list(authority)
+        if stored is None or fetched.serials != stored.serials or stored.is_due(self._now()):
             write_durably(self._revoked_file, raw)
 
-    def _stored_revocations(self, authority: AuthorityKey) -> frozenset[int] | None:
-        """Serial numbers of the stored revocation list; None where there is none."""
+    def _check_list_expiry(self) -> None:
+        """Set `list_problem`. An expired list stays in force: without it every device here would lose its server."""
+        stored = self._stored_list(authority_key(self._folder.ca_file))
+        problem = ""
+        if stored is not None and stored.expires <= self._now():
+            since = datetime.fromtimestamp(stored.expires, timezone.utc).strftime("%Y-%m-%d")
+            problem = f"its revocation list expired on {since}: the controller's API cannot be reached"
+        if problem and problem != self.list_problem:
+            log.error("%s", problem)
+        self.list_problem = problem
+
+    def _stored_list(self, authority: AuthorityKey) -> RevocationList | None:
+        """The stored revocation list; None where there is none."""
         try:
-            return revoked_serials(self._revoked_file.read_bytes(), authority)
+            return parse_revocation_list(self._revoked_file.read_bytes(), authority)
         except (OSError, EdgeError):
             return None
 

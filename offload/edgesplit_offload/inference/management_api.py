@@ -1,5 +1,5 @@
 """Operators' API beside inference, in the format of Triton's extensions: model index, load and unload, statistics, log
-and trace settings, shared memory.
+and trace settings, shared memory; and the server's status, for the controller.
 
 Changes are for operators: clients with the operator certificate, or every client on a server without certificates,
 which listens on loopback only. With several serving processes every one of them gets the change, and figures are
@@ -15,6 +15,7 @@ from typing import Any
 
 from edgesplit.decoding import decode_json
 from edgesplit.errors import NotFound, UsageError
+from edgesplit.http1.admission import CERTIFICATE, Refusals, flooding_clients, sum_refusals
 from edgesplit.http1.head import Refused
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.statistics import StatisticsEntry
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 OPERATOR = "operator"
 """Common name in the certificate of a client that may change something: issued by the controller, and impossible for a
 device."""
-INDEX, LOAD, UNLOAD, STATISTICS, LOGGING = "index", "load", "unload", "statistics", "logging"
+INDEX, LOAD, UNLOAD, STATISTICS, LOGGING, REFUSALS = "index", "load", "unload", "statistics", "logging", "refusals"
+STATUS_PATH = "/v2/edgesplit/status"
 _LEVELS: tuple[tuple[str, int], ...] = (
     ("log_info", logging.INFO),
     ("log_warning", logging.WARNING),
@@ -42,6 +44,7 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/stats", "statistics"),
     ("GET", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", "trace"),
     ("POST", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", "set_trace"),
+    ("GET", STATUS_PATH, "status"),
     ("GET", r"/v2/logging", "logging"),
     ("POST", r"/v2/logging", "set_logging"),
     ("GET", r"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/status", "regions"),
@@ -49,8 +52,8 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/unregister", "unregister"),
 )
 _PATTERNS = tuple((method, re.compile(path), name) for method, path, name in _ROUTES)
-_CHANGES = ("load", "unload", "set_trace", "set_logging")
-_ONLY_OPERATORS = f"only a client with the certificate of {OPERATOR!r} may make changes here"
+_FOR_OPERATORS = ("load", "unload", "set_trace", "set_logging", "status")
+_ONLY_OPERATORS = f"only a client with the certificate of {OPERATOR!r} may do this"
 Handler = Callable[[Request, Mapping[str, str]], Response]
 
 
@@ -58,19 +61,23 @@ class Management:
     """Answers the management requests for a repository of models."""
 
     def __init__(
-        self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool
-    ) -> None:
+        self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool,
+        refusals: Callable[[], Refusals], list_expires: Callable[[], float | None],
+    ) -> None:  # fmt: skip
+        """`refusals` returns the recent refusals of this process, `list_expires` the Unix time at which the revocation
+        list expires (None: there is none)."""
         self._models = models
         self._model_statistics = statistics
         self._peers = peers
         self._mutual = mutual
+        self._list_expires = list_expires
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, pattern, getattr(self, f"_{name}")) for method, pattern, name in _PATTERNS
         ]
         self.answerers: Mapping[str, Callable[[Any], Any]] = {
             INDEX: lambda _: models.models(), LOAD: lambda model: models.model(model).half.load(),
             UNLOAD: lambda model: models.model(model).half.unload(), STATISTICS: lambda _: statistics.snapshot(),
-            LOGGING: _set_levels,
+            LOGGING: _set_levels, REFUSALS: lambda _: {client: dict(reasons) for client, reasons in refusals().items()},
         }  # fmt: skip
 
     def answer(self, request: Request, path: str) -> Response | None:
@@ -92,7 +99,7 @@ class Management:
         matching = {route_method: name for route_method, pattern, name in _PATTERNS if pattern.fullmatch(path)}
         if matching and method not in matching:
             raise Refused(405, f"use {' or '.join(matching)} here")
-        if matching.get(method) in _CHANGES and self._mutual and peer != OPERATOR:
+        if matching.get(method) in _FOR_OPERATORS and self._mutual and peer != OPERATOR:
             raise Refused(403, _ONLY_OPERATORS)
         return bool(matching)
 
@@ -140,6 +147,19 @@ class Management:
             else [model_statistics["name"] for model_statistics in counted]
         )
         return json_response(200, of_models(models, counted))
+
+    def _status(self, request: Request, _: Mapping[str, str]) -> Response:
+        """What the controller shows of this server: `refused_clients` names the certificates that are refused again
+        and again, `revocation_list_expires` is a Unix time or null."""
+        if refusal := self._refusal(request):
+            return refusal
+        floods = flooding_clients(sum_refusals(self._peers.ask(REFUSALS)))
+        refused = [
+            {"device": client.removeprefix(CERTIFICATE), "refused": count, "reasons": reasons}
+            for client, (count, reasons) in sorted(floods.items())
+            if client.startswith(CERTIFICATE)
+        ]
+        return json_response(200, {"refused_clients": refused, "revocation_list_expires": self._list_expires()})
 
     # Settings
 

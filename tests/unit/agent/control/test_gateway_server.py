@@ -13,7 +13,7 @@ from cryptography import x509
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit.trust.revocation import authority_key, revoked_serials
+from edgesplit.trust.revocation import authority_key, parse_revocation_list
 from edgesplit_agent.control.gateway_server import GatewayServer, NextTier
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki import authority
@@ -82,7 +82,8 @@ class Bench:
         return list(self.lived)
 
     def listed(self) -> frozenset[int]:
-        return revoked_serials((self.home / "revoked.pem").read_bytes(), authority_key(self.folder.ca_file))
+        key = authority_key(self.folder.ca_file)
+        return parse_revocation_list((self.home / "revoked.pem").read_bytes(), key).serials
 
     def serial(self) -> int:
         return x509.load_pem_x509_certificate((self.home / "certificate.pem").read_bytes()).serial_number
