@@ -245,6 +245,7 @@ def _recover(process: _Process) -> None:
         signing.after_restore()
         restored.unlink()
     signing.resume()
+    process.assembly.controller.release_builder.permitted_devices.complete()
 
 
 def _start_broker_side(process: _Process) -> tuple[Broker | None, RevocationCommand | None]:

@@ -2,8 +2,8 @@
 and trace settings, shared memory; and the server's status, for the controller.
 
 Changes are for operators: clients with the operator certificate, or every client on a server without certificates,
-which listens on loopback only. With several serving processes every one of them gets the change, and figures are
-summed.
+which listens on loopback only. Devices see the models that they may use. With several serving processes every one of
+them gets the change, and figures are summed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from edgesplit.http1.head import Refused
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.statistics import StatisticsEntry
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
+from edgesplit_offload.models.permissions import OPERATOR, ReleasePermissions
 from edgesplit_offload.models.repository import VERSION, ModelRepository
 from edgesplit_offload.observability.statistics import StatisticsRecorder, of_models, sum_processes
 from edgesplit_offload.processes.peers import PeerProcesses
 
 log = logging.getLogger(__name__)
 
-OPERATOR = "operator"
-"""Common name in the certificate of a client that may change something: issued by the controller, and impossible for a
-device."""
 INDEX, LOAD, UNLOAD, STATISTICS, LOGGING, REFUSALS = "index", "load", "unload", "statistics", "logging", "refusals"
 STATUS_PATH = "/v2/edgesplit/status"
 _LEVELS: tuple[tuple[str, int], ...] = (
@@ -62,7 +60,7 @@ class Management:
 
     def __init__(
         self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool,
-        refusals: Callable[[], Refusals], list_expires: Callable[[], float | None],
+        permissions: ReleasePermissions, refusals: Callable[[], Refusals], list_expires: Callable[[], float | None],
     ) -> None:  # fmt: skip
         """`refusals` returns the recent refusals of this process, `list_expires` the Unix time at which the revocation
         list expires (None: there is none)."""
@@ -70,6 +68,7 @@ class Management:
         self._model_statistics = statistics
         self._peers = peers
         self._mutual = mutual
+        self._permissions = permissions
         self._list_expires = list_expires
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, pattern, getattr(self, f"_{name}")) for method, pattern, name in _PATTERNS
@@ -115,7 +114,7 @@ class Management:
         entries = [
             {"name": name, "version": VERSION, "state": "READY", **({} if loaded else {"reason": "loaded on demand"})}
             for name, loaded in sorted(models.items())
-            if loaded or not only_ready
+            if (loaded or not only_ready) and self._permissions.allows_model(name, request.peer)
         ]
         return json_response(200, entries)
 
@@ -137,14 +136,16 @@ class Management:
         self._peers.change(question, model)
         return Response()
 
-    def _statistics(self, _: Request, groups: Mapping[str, str]) -> Response:
+    def _statistics(self, request: Request, groups: Mapping[str, str]) -> Response:
         if groups.get("version", VERSION) != VERSION:
             raise NotFound(f"model {groups['model'][:200]!r} has no version {groups['version'][:80]!r}")
+        if "model" in groups:
+            self._permissions.check_model(groups["model"], request.peer)
         counted: list[StatisticsEntry] = sum_processes(self._peers.ask(STATISTICS))
         models = (
             [self._models.model(groups["model"]).name]
             if "model" in groups
-            else [model_statistics["name"] for model_statistics in counted]
+            else [entry["name"] for entry in counted if self._permissions.allows_model(entry["name"], request.peer)]
         )
         return json_response(200, of_models(models, counted))
 
@@ -163,8 +164,9 @@ class Management:
 
     # Settings
 
-    def _trace(self, _: Request, groups: Mapping[str, str]) -> Response:
+    def _trace(self, request: Request, groups: Mapping[str, str]) -> Response:
         if "model" in groups:
+            self._permissions.check_model(groups["model"], request.peer)
             self._models.model(groups["model"])
         return json_response(200, TRACE_SETTINGS)
 
