@@ -54,6 +54,7 @@ from edgesplit_offload.models.slice_cache import SliceCache
 from edgesplit_offload.models.warm_up import WarmUp
 from edgesplit_offload.observability.request_metrics import MetricsRecorder
 from edgesplit_offload.observability.statistics import StatisticsRecorder
+from edgesplit_offload.processes.confined import confine_serving_process
 from edgesplit_offload.processes.metric_totals import metrics_answer
 from edgesplit_offload.processes.peers import PeerProcesses
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
@@ -128,6 +129,8 @@ class OffloadServer:
         self._next_tier = next_tier
         self._revoked = revoked
         self._metrics = MetricsRecorder(tracer)
+        self._keeps_network = "it was not confined"
+        """Why this process can open connections; empty if it cannot."""
         self._process_id = uuid.uuid4().hex
         self.statistics = StatisticsRecorder()
         self._cache = SliceCache(memory)
@@ -160,7 +163,7 @@ class OffloadServer:
         self._peers = siblings or PeerProcesses()
         self._management = Management(
             self.models, self.statistics, self._peers, mutual=tls is not None, permissions=self._permissions,
-            refusals=lambda: self.http.recent_refusals(),
+            refusals=lambda: self.http.recent_refusals(), keeps_network=lambda: self._keeps_network,
             list_expires=lambda: getattr(revoked, "expires", None),  # of a list that is read from a file
         )  # fmt: skip
         self._peers.listen(
@@ -197,6 +200,13 @@ class OffloadServer:
         """Serve handed-over connections, and warm up releases as they arrive, without listening."""
         self._loop.start()
         self._warm_up.start()
+
+    def confine(self, network_needed_for: str = "") -> None:
+        """Confine this process for good, once its sockets listen. `network_needed_for`: see
+        `confine_serving_process`."""
+        self._keeps_network = confine_serving_process(network_needed_for)
+        if self._keeps_network:
+            log.warning("this process keeps its network: %s", self._keeps_network)
 
     def stop(self, drain_s: float = 5.0) -> None:
         """Report not ready, stop accepting, finish running requests for `drain_s` seconds, close."""

@@ -57,7 +57,7 @@ from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_
 from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.restore import RESTORED
 from edgesplit_controller.caller import OWNER
-from edgesplit_controller.components.offload_status import OffloadStatusProbe
+from edgesplit_controller.components.offload_status import OffloadStatusProbes
 from edgesplit_controller.components.probes import Probe, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
 from edgesplit_controller.fleet.devices import Devices
@@ -362,7 +362,8 @@ def _start_health_recorder(
     if not settings.join:  # one process asks for the status: its answer leads to events
         operator_tls = process.foundations.authority.issue_client(OWNER).client_context()
         on_flood = process.assembly.controller.devices.record_offload_flood
-        probes.append(OffloadStatusProbe(url, operator_tls, on_flood, now=time.time, delivery=delivery))
+        status = OffloadStatusProbes(url, operator_tls, on_flood, now=time.time, delivery=delivery)
+        probes += [status.lists, status.confinement]
     recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
     recorder.step()
     process.start(PeriodicThread("component health", recorder.step, PROBE_INTERVAL_S))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from edgesplit.errors import LinkError
 
-State = Literal["good", "bad"]
+State = Literal["good", "bad", "unknown"]
 PROBE_TIMEOUT_S = 3.0
 """Timeout of a probe, in seconds."""
 READY_PATH = "/v2/health/ready"

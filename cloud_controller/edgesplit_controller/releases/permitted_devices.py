@@ -30,7 +30,7 @@ class PermittedDevices:
     def __init__(self, database: Database, offload_releases: Path) -> None:
         self._database = database
         self._folder = offload_releases
-        self._read: dict[str, tuple[os.stat_result, frozenset[str]]] = {}
+        self._read: dict[str, tuple[os.stat_result, set[str]]] = {}
         """What each list contained, and the state of its file then, by release."""
 
     def add(self, release: str, device: str) -> None:
@@ -58,23 +58,27 @@ class PermittedDevices:
     def _append(self, release: str, devices: Collection[str]) -> None:
         try:
             with _locked(self._folder / release) as home:
-                if (missing := set(devices) - self._listed(home)) or not (home / PERMITTED_FILE).exists():
+                listed = self._listed(home)
+                missing = set(devices) - listed
+                if missing or not (home / PERMITTED_FILE).exists():
                     append_permitted(home, missing)
+                    listed |= missing
+                    self._read[release] = (home / PERMITTED_FILE).stat(), listed
         except FileNotFoundError:
             return  # not exported yet: a restored folder is completed when it is
         except OSError as error:
             log.error("release %s cannot be used by %s: %s", release[:12], sorted(devices)[:3], error.strerror)
 
-    def _listed(self, home: Path) -> frozenset[str]:
+    def _listed(self, home: Path) -> set[str]:
         """The devices in a list; read only where the file has changed since it was read."""
         try:
             state = (home / PERMITTED_FILE).stat()
             known = self._read.get(home.name)
             if known is None or not os.path.samestat(known[0], state) or known[0].st_size != state.st_size:
-                known = self._read[home.name] = state, read_permitted(home)
+                known = self._read[home.name] = state, set(read_permitted(home))
             return known[1]
         except FileNotFoundError:
-            return frozenset()
+            return set()
 
 
 @contextmanager

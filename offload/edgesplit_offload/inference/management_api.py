@@ -61,14 +61,16 @@ class Management:
     def __init__(
         self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool,
         permissions: ReleasePermissions, refusals: Callable[[], Refusals], list_expires: Callable[[], float | None],
+        keeps_network: Callable[[], str],
     ) -> None:  # fmt: skip
         """`refusals` returns the recent refusals of this process, `list_expires` the Unix time at which the revocation
-        list expires (None: there is none)."""
+        list expires (None: there is none), `keeps_network` why this process can open connections."""
         self._models = models
         self._model_statistics = statistics
         self._peers = peers
         self._mutual = mutual
         self._permissions = permissions
+        self._keeps_network = keeps_network
         self._list_expires = list_expires
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, pattern, getattr(self, f"_{name}")) for method, pattern, name in _PATTERNS
@@ -151,7 +153,7 @@ class Management:
 
     def _status(self, request: Request, _: Mapping[str, str]) -> Response:
         """What the controller shows of this server: `refused_clients` names the certificates that are refused again
-        and again, `revocation_list_expires` is a Unix time or null."""
+        and again, `revocation_list_expires` is a Unix time or null, `keeps_network` says why it is not confined."""
         if refusal := self._refusal(request):
             return refusal
         floods = flooding_clients(sum_refusals(self._peers.ask(REFUSALS)))
@@ -160,7 +162,11 @@ class Management:
             for client, (count, reasons) in sorted(floods.items())
             if client.startswith(CERTIFICATE)
         ]
-        return json_response(200, {"refused_clients": refused, "revocation_list_expires": self._list_expires()})
+        status = {
+            "refused_clients": refused, "revocation_list_expires": self._list_expires(),
+            "keeps_network": self._keeps_network(),
+        }  # fmt: skip
+        return json_response(200, status)
 
     # Settings
 
