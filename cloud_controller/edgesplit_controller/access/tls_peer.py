@@ -39,13 +39,15 @@ class Peer:
 
 
 class HandshakeDeadlineLoop(asyncio.SelectorEventLoop):
-    """Event loop whose TLS servers close a connection without a handshake after `HANDSHAKE_S`. uvicorn has no option
-    for it, and asyncio's default is a minute."""
+    """Event loop whose TLS servers close a connection without a handshake in time. uvicorn has no option for it, and
+    asyncio's default is a minute."""
+
+    handshake_timeout_s = HANDSHAKE_S
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:  # type: ignore[override]
         """A server with that timeout, where it has TLS."""
         if options.get("ssl") is not None:
-            options.setdefault("ssl_handshake_timeout", HANDSHAKE_S)
+            options.setdefault("ssl_handshake_timeout", self.handshake_timeout_s)
         return await super().create_server(*arguments, **options)
 
 
