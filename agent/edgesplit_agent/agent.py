@@ -18,10 +18,9 @@ import msgspec
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.errors import UsageError
-from edgesplit.http1.admission import flooding_clients, sum_refusals
 from edgesplit.http1.server import Response, Server
 from edgesplit.links import parse_host_and_port, parse_link
-from edgesplit.mqtt.messages import ENDPOINT_FLOODED, LIST_EXPIRED, ReportedCondition, Telemetry
+from edgesplit.mqtt.messages import ReportedCondition, Telemetry
 from edgesplit.mqtt.telemetry import QueueState, ReleaseHealth
 from edgesplit.observability import log_format as logs
 from edgesplit.observability import tracing
@@ -63,6 +62,7 @@ from edgesplit_agent.serving.http_endpoint import Endpoint, check_live
 from edgesplit_agent.serving.metrics import RequestMetrics, emulated_label, engine_series, power_gauges
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
+from edgesplit_agent.telemetry.conditions import reported_conditions
 from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES, DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
@@ -429,16 +429,11 @@ class Agent:
 
     def _conditions(self) -> tuple[ReportedCondition, ...]:
         """Conditions that the agent finds itself."""
-        servers = (self._server, self._local_server)
-        refusals = sum_refusals(server.recent_refusals() for server in servers if server is not None)
-        floods = sorted(flooding_clients(refusals).items(), key=lambda flood: -flood[1][0])
-        found = [
-            ReportedCondition(ENDPOINT_FLOODED, f"{client} was refused {count} times in two minutes: {reasons}"[:200])
-            for client, (count, reasons) in floods[:1]
-        ]
-        if self._gateway is not None and self._gateway.list_problem:
-            found.append(ReportedCondition(LIST_EXPIRED, self._gateway.list_problem))
-        return tuple(found)
+        servers = [server for server in (self._server, self._local_server) if server is not None]
+        endpoints = [server.recent_refusals() for server in servers]
+        if self._gateway is None:
+            return reported_conditions(endpoints)
+        return reported_conditions(endpoints, self._gateway.flood, self._gateway.list_problem)
 
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
         """Health of each serving release."""

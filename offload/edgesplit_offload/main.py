@@ -119,7 +119,8 @@ def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **ext
         runtime=given.engine(options), threads=options.threads,
         at_once=options.concurrent_runs or given.runs_at_once(processes, options.threads),
         memory=None if options.memory is None else options.memory // processes, batching=options.batching == "auto",
-        connections=options.connections, tracer=tracer, next_tier=given.next_tier(options), **extra,
+        connections=options.connections, tracer=tracer, next_tier=given.next_tier(options),
+        own_client=given.own_client(options), **extra,
     )  # fmt: skip
 
 

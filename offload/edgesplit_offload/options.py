@@ -169,6 +169,15 @@ def next_tier(options: argparse.Namespace) -> NextTier | None:
     return NextTier(OffloadClient(options.next_tier, context, via=via, idle=MAX_WAITING))
 
 
+def own_client(options: argparse.Namespace) -> str:
+    """Name in the certificate of a gateway's agent, by which it asks the next tier; empty for other servers."""
+    if options.next_tier_cert is None:
+        return ""
+    from edgesplit.trust.identity import certificate_name
+
+    return certificate_name(options.next_tier_cert)
+
+
 def network_needed_for(options: argparse.Namespace) -> str:
     """Why a serving process opens connections; empty if it never does."""
     if options.next_tier:

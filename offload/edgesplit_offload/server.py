@@ -122,10 +122,12 @@ class OffloadServer:
         on_closed: Callable[[], None] = lambda: None,
         tracer: Tracer = TRACING_OFF,
         next_tier: NextTier | None = None,
+        own_client: str = "",
     ) -> None:
         """`runtime`: replaces each slice's default engine with `threads`. `wide`: the engine for batches with
         STACK_THREADS, of one process among several. `elsewhere`: the route to batchers in other processes, of one
-        process among several. `next_tier`: the next tier, of a gateway."""
+        process among several. `next_tier`: the next tier, of a gateway; `own_client`: the name in the certificate by
+        which it asks there."""
         self._next_tier = next_tier
         self._revoked = revoked
         self._metrics = MetricsRecorder(tracer)
@@ -164,6 +166,7 @@ class OffloadServer:
         self._management = Management(
             self.models, self.statistics, self._peers, mutual=tls is not None, permissions=self._permissions,
             refusals=lambda: self.http.recent_refusals(), keeps_network=lambda: self._keeps_network,
+            own_client=own_client,
             list_expires=lambda: getattr(revoked, "expires", None),  # of a list that is read from a file
         )  # fmt: skip
         self._peers.listen(

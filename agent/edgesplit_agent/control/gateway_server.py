@@ -14,16 +14,19 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from time import time
+from time import monotonic, time
 from typing import Protocol
 
 import msgspec
 from cryptography import x509
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.client.connection import Connection
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
+from edgesplit.identifiers import gateway_host
 from edgesplit.limits import LIMITS
 from edgesplit.links import parse_host_and_port
 from edgesplit.msgspec_warmup import warm_up_structs
@@ -33,9 +36,12 @@ from edgesplit.trust.revocation import AuthorityKey, RevocationList, authority_k
 from edgesplit_agent.control.certificate_renewal import due_in_s
 from edgesplit_agent.control.enrolment import credentials, post
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.telemetry.conditions import flood_text
 
 log = logging.getLogger(__name__)
 
+STATUS_PATH = "/v2/edgesplit/status"
+STATUS_TIMEOUT_S = 2.0
 POLL_S = 3.0
 """Seconds between two requests for the revocation list."""
 START_S = 60.0
@@ -73,13 +79,15 @@ class GatewayServer:
         *,
         post: Callable[[str, bytes], bytes] | None = None,
         make_process: Callable[[], ServerProcess] | None = None,
+        ask_status: Callable[[], bytes] | None = None,
         now: Callable[[], float] = time,
     ) -> None:
         """`listen`: HOST:PORT, or :PORT for every address of this machine. `further_options`: appended to the server's
         command line. `post` (what is requested, body) replaces the requests to the controller, `make_process` the
-        offload server, `now` the wall clock."""
+        offload server, `ask_status` the request for its status, `now` the wall clock."""
         self._post = post or self._post_by_https
         self._make_process = make_process or self._offload_server
+        self._ask_status = ask_status or self._ask_status_by_https
         self._now = now
         self._further_options = tuple(further_options)
         self._folder = folder
@@ -98,6 +106,8 @@ class GatewayServer:
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self.trouble = "it has not started yet"
         """Why devices cannot offload here; empty while they can."""
+        self.flood = ""
+        """The device that the server refuses most, if again and again; empty for none."""
         self.list_problem = ""
         """Since when the revocation list has been expired; empty while it is valid."""
 
@@ -151,6 +161,7 @@ class GatewayServer:
             self._stop_process()
         if self._process is None:
             self._start_process(self._make_process())
+        self.flood = self._read_flood()
 
     def _start_process(self, process: ServerProcess) -> None:
         with self._changed:
@@ -236,6 +247,22 @@ class GatewayServer:
             log.error("%s", problem)
         self.list_problem = problem
 
+    def _read_flood(self) -> str:
+        """The device that the server refuses most, in words; empty for none, or while the server does not answer."""
+        try:
+            status = msgspec.json.decode(self._ask_status(), type=_ServerStatus)
+        except (EdgeError, OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.debug("the status of the gateway's server: %s", error)
+            return ""
+        worst = max(status.refused_clients, key=lambda client: client.refused, default=None)
+        return "" if worst is None else flood_text(worst.device, worst.refused, worst.reasons)
+
+    def _ask_status_by_https(self) -> bytes:
+        host, port = self._listen
+        tls, name = credentials(self._folder).client_context(), gateway_host(self._identity.device)
+        with closing(Connection("127.0.0.1" if host == "0.0.0.0" else host, port, tls, name)) as connection:
+            return bytes(connection.exchange("GET", STATUS_PATH, deadline=monotonic() + STATUS_TIMEOUT_S).body)
+
     def _stored_list(self, authority: AuthorityKey) -> RevocationList | None:
         """The stored revocation list; None where there is none."""
         try:
@@ -279,6 +306,16 @@ _COMMAND: Sequence[str] = (sys.executable, "-m", "edgesplit_offload.main")
 def listen_address(text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT, or of :PORT for every address; otherwise UsageError."""
     return parse_host_and_port(f"0.0.0.0{text}" if text.startswith(":") else text, "gateway's server")
+
+
+class _RefusedClient(msgspec.Struct):
+    device: str
+    refused: int
+    reasons: str
+
+
+class _ServerStatus(msgspec.Struct):
+    refused_clients: list[_RefusedClient]
 
 
 class _CertificateResponse(msgspec.Struct):

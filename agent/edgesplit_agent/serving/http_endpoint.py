@@ -1,9 +1,9 @@
 """The local HTTP endpoint: the Open Inference Protocol for applications on this device only.
 
-It listens on localhost and on a Unix socket. A web page must not be able to use it, one of another port of this machine
-neither: on localhost the Host header must be a name of this machine, and on both any Origin must be that of the Host,
-and the browser's Sec-Fetch-Site must not say that another site sent the request. Tensors come as bytes, compressed or not, as
-JSON, or in shared memory.
+It listens on localhost and on a Unix socket. A web page must not be able to use it, nor may one of another port of
+this machine: on localhost the Host header must be a name of this machine, and on both any Origin must be that of the
+Host, and the browser's Sec-Fetch-Site must not say that another site sent the request. Tensors come as bytes,
+compressed or not, as JSON, or in shared memory.
 """
 
 from __future__ import annotations

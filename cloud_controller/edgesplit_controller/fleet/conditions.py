@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgesplit.mqtt.messages import ENDPOINT_FLOODED, LIST_EXPIRED, PowerState, Reported, Telemetry
+from edgesplit.mqtt.messages import ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED, PowerState, Reported, Telemetry
 from edgesplit.mqtt.telemetry import MachineState
 
 MAX_TEXT_CHARS = 200
@@ -31,7 +31,7 @@ UNRESPONSIVE_S = 600.0
 the agent hangs."""
 OFFLOAD_FLOOD_S = 300.0
 """Seconds without a report of the offload server after which a device no longer floods it."""
-SELF_REPORTED = (ENDPOINT_FLOODED, LIST_EXPIRED)
+SELF_REPORTED = (ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED)
 """Conditions that a device finds itself. Their beginning is an event."""
 FAILED_STATES: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"})
 """States of a release that count as failures."""
@@ -54,6 +54,7 @@ REMEDIES: Mapping[str, str] = {
     "flooding": "it sends more messages than a correct agent: inspect it, or revoke it",
     "flooding offload server": "an offload server keeps refusing its connections or requests: inspect it, or revoke it",
     ENDPOINT_FLOODED: "a program on the device is refused by the local endpoint again and again: find it by its user",
+    GATEWAY_FLOODED: "this gateway keeps refusing the device that is named: inspect that device, or revoke it",
     LIST_EXPIRED: "this gateway has had no revocation list from the controller for a month, and serves devices revoked"
     " since: check its way to the API",
     "certificate expires": "its agent has not renewed it: read its log (`edgectl device logs`), or create a new"

@@ -50,8 +50,8 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/unregister", "unregister"),
 )
 _PATTERNS = tuple((method, re.compile(path), name) for method, path, name in _ROUTES)
-_FOR_OPERATORS = ("load", "unload", "set_trace", "set_logging", "status")
-_ONLY_OPERATORS = f"only a client with the certificate of {OPERATOR!r} may do this"
+_CHANGES = ("load", "unload", "set_trace", "set_logging")
+_ONLY_OPERATORS = f"only a client with the certificate of {OPERATOR!r} may make changes here"
 Handler = Callable[[Request, Mapping[str, str]], Response]
 
 
@@ -61,16 +61,18 @@ class Management:
     def __init__(
         self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool,
         permissions: ReleasePermissions, refusals: Callable[[], Refusals], list_expires: Callable[[], float | None],
-        keeps_network: Callable[[], str],
+        keeps_network: Callable[[], str], own_client: str = "",
     ) -> None:  # fmt: skip
         """`refusals` returns the recent refusals of this process, `list_expires` the Unix time at which the revocation
-        list expires (None: there is none), `keeps_network` why this process can open connections."""
+        list expires (None: there is none), `keeps_network` why this process can open connections. `own_client`: the
+        name in the certificate by which a gateway's agent asks."""
         self._models = models
         self._model_statistics = statistics
         self._peers = peers
         self._mutual = mutual
         self._permissions = permissions
         self._keeps_network = keeps_network
+        self._status_readers = {OPERATOR, own_client} - {""}
         self._list_expires = list_expires
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, pattern, getattr(self, f"_{name}")) for method, pattern, name in _PATTERNS
@@ -100,7 +102,7 @@ class Management:
         matching = {route_method: name for route_method, pattern, name in _PATTERNS if pattern.fullmatch(path)}
         if matching and method not in matching:
             raise Refused(405, f"use {' or '.join(matching)} here")
-        if matching.get(method) in _FOR_OPERATORS and self._mutual and peer != OPERATOR:
+        if matching.get(method) in _CHANGES and self._mutual and peer != OPERATOR:
             raise Refused(403, _ONLY_OPERATORS)
         return bool(matching)
 
@@ -154,8 +156,8 @@ class Management:
     def _status(self, request: Request, _: Mapping[str, str]) -> Response:
         """What the controller shows of this server: `refused_clients` names the certificates that are refused again
         and again, `revocation_list_expires` is a Unix time or null, `keeps_network` says why it is not confined."""
-        if refusal := self._refusal(request):
-            return refusal
+        if self._mutual and request.peer not in self._status_readers:
+            return error_response(403, "this is for the controller")
         floods = flooding_clients(sum_refusals(self._peers.ask(REFUSALS)))
         refused = [
             {"device": client.removeprefix(CERTIFICATE), "refused": count, "reasons": reasons}

@@ -82,6 +82,8 @@ def device_of_topic(topic_name: str) -> str:
 
 ENDPOINT_FLOODED = "endpoint flooded"
 """A program on the device is refused by the local endpoint again and again."""
+GATEWAY_FLOODED = "gateway flooded"
+"""A gateway's server refuses a device again and again."""
 LIST_EXPIRED = "revocation list expired"
 """A gateway's revocation list has expired."""
 
@@ -234,7 +236,8 @@ class ReportedCondition(msgspec.Struct, frozen=True, array_like=True):
     """A condition that the device found itself."""
 
     kind: Annotated[str, Meta(pattern="^[a-z ]{1,40}$", max_length=40)]
-    """One of `ENDPOINT_FLOODED` and `LIST_EXPIRED`; a controller ignores kinds that it does not know."""
+    """One of `ENDPOINT_FLOODED`, `GATEWAY_FLOODED` and `LIST_EXPIRED`. Kinds that a controller does not
+    know are ignored."""
     text: Annotated[str, Meta(max_length=200)]
     """Details, for display."""
 
