@@ -23,6 +23,9 @@ from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, Rollou
 
 log = logging.getLogger(__name__)
 
+LOCK = ".devices.lock"
+"""Lock file beside the folder of releases."""
+
 
 class PermittedDevices:
     """The lists in the offload server's folder of releases, which all controller processes change."""
@@ -48,16 +51,25 @@ class PermittedDevices:
     def forget(self, device: str) -> None:
         """Take a device that was removed out of every list: its name may be claimed again."""
         for release in self._encrypted():
-            with _locked(self._folder / release) as home:
+            home = self._folder / release
+            with self._locked():
                 if device in (listed := self._listed(home)):
                     write_permitted(home, listed - {device})
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude other processes and threads from changing a list."""
+        with self._folder.with_name(LOCK).open("ab") as file:  # of a kind that locks on network file systems, too
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _encrypted(self) -> list[str]:
         return sorted(keys.parent.name for keys in self._folder.glob(f"*/{CLEAR_KEYS_FILE}"))
 
     def _append(self, release: str, devices: Collection[str]) -> None:
+        home = self._folder / release
         try:
-            with _locked(self._folder / release) as home:
+            with self._locked():
                 listed = self._listed(home)
                 missing = set(devices) - listed
                 if missing or not (home / PERMITTED_FILE).exists():
@@ -79,17 +91,6 @@ class PermittedDevices:
             return known[1]
         except FileNotFoundError:
             return set()
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[Path]:
-    """Exclude other processes and threads from changing this release's list."""
-    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield home
-    finally:
-        os.close(descriptor)
 
 
 def _from_database(session: Session) -> dict[str, set[str]]:
