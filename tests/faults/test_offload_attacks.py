@@ -165,7 +165,7 @@ def test_nothing_named_the_device_that_attacked_an_offload_server(attacked: Atta
         assert attacked.answers()
     status, answer = attacked.get(operator, STATUS)
     (named,) = answer["refused_clients"]
-    assert status == 200 and (named["device"], named["reasons"]) == ("thief", "malformed")
+    assert status == 200 and named["device"] == "thief" and named["reasons"].startswith("malformed")
     assert named["refused"] >= FLOOD_REFUSALS and answer["revocation_list_expires"] > time()
     assert attacked.get(thief, STATUS)[0] == attacked.get(attacked.bystander, STATUS)[0] == 403
 
@@ -200,7 +200,7 @@ def test_any_device_ran_the_far_half_of_an_encrypted_release(attacked: AttackedS
         assert attacked.answers()
         for device, seen in ((thief, 0), (attacked.bystander, 1), (operator, 1)):
             assert len(attacked.get(device, "/v2/models/stats")[1]["model_stats"]) == seen
-            assert len(attacked.post(device, "/v2/repository/index")) == seen
+            assert len(attacked.post(device, "/v2/repository/index")) == 4 * seen  # rows of its plans
     finally:
         (attacked.releases / digest / PERMITTED_FILE).unlink()
 

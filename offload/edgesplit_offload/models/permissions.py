@@ -52,18 +52,19 @@ class ReleasePermissions:
             raise NotFound(f"release {digest[:12]} is not here")
 
     def check_model(self, name: str, client: str | None) -> None:
-        """The same for the release of a model; a name that is no model's passes."""
+        """Raise NotFound if the client may not use the release of the model with this name. A name that is no model's
+        passes: the caller finds no such model."""
         if (digest := _digest_of(name)) is not None:
             self.check(digest, client)
 
     def allows_model(self, name: str, client: str | None) -> bool:
         """Whether the client may use that model; a name that is no model's is the operator's to see."""
         digest = _digest_of(name)
-        return self._is_exempt(client) if digest is None else self.allows(digest, client)
+        return _is_exempt(client) if digest is None else self.allows(digest, client)
 
     def allows(self, digest: str, client: str | None) -> bool:
         """Whether the client may use the release."""
-        if self._is_exempt(client):
+        if _is_exempt(client):
             return True
         known = self._known.get(digest)
         if known is None or monotonic() - known.checked_at >= self._look_every_s:
@@ -71,9 +72,6 @@ class ReleasePermissions:
             if (self._folder / digest).is_dir():  # clients can invent any number of others
                 self._known[digest] = known
         return known.devices is None or client in known.devices
-
-    def _is_exempt(self, client: str | None) -> bool:
-        return client is None or client == OPERATOR
 
     def _read(self, digest: str, known: _List | None) -> _List:
         now = monotonic()
@@ -88,6 +86,10 @@ class ReleasePermissions:
         except OSError as error:
             log.error("the devices of release %s cannot be read: %s", digest[:12], error.strerror)
             return _List(now, None, frozenset())
+
+
+def _is_exempt(client: str | None) -> bool:
+    return client is None or client == OPERATOR
 
 
 def _digest_of(name: str) -> str | None:

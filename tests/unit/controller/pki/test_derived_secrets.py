@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,11 @@ def derived_by_0_2(keys: Path) -> str:
     return HKDF(SHA256(), 16, None, f"edgesplit {PURPOSE}".encode()).derive(scalar).hex()
 
 
+def derived(keys: Path) -> str:
+    """As a controller process does."""
+    return DerivedSecrets(keys).derive(PURPOSE)
+
+
 def test_the_authoritys_signing_key_was_also_the_source_of_derived_secrets(tmp_path: Path) -> None:
     """In a new installation nothing is derived from it."""
     derived = DerivedSecrets(tmp_path)
@@ -46,8 +51,8 @@ def test_an_installation_from_before_keeps_its_derived_secrets(tmp_path: Path, k
         (tmp_path / AUTHORITY_KEY).write_bytes(private_pem(Ed25519PrivateKey.generate()))
     Authority(tmp_path)
     before = derived_by_0_2(tmp_path)
-    with ThreadPoolExecutor(4) as processes:
-        found = list(processes.map(lambda _: DerivedSecrets(tmp_path).derive(PURPOSE), range(8)))
+    with get_context("fork").Pool(4) as processes:
+        found = processes.map(derived, [tmp_path] * 8)
     assert set(found) == {before}
     stored = (tmp_path / DERIVATION_KEY).read_bytes()
     assert stored != private_bytes(load_or_make_authority_key(tmp_path / AUTHORITY_KEY))
