@@ -20,7 +20,7 @@ from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.errors import UsageError
 from edgesplit.http1.server import Response, Server
 from edgesplit.links import parse_host_and_port, parse_link
-from edgesplit.mqtt.messages import Telemetry
+from edgesplit.mqtt.messages import ReportedCondition, Telemetry
 from edgesplit.mqtt.telemetry import QueueState, ReleaseHealth
 from edgesplit.observability import log_format as logs
 from edgesplit.observability import tracing
@@ -62,6 +62,7 @@ from edgesplit_agent.serving.http_endpoint import Endpoint, check_live
 from edgesplit_agent.serving.metrics import RequestMetrics, emulated_label, engine_series, power_gauges
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
+from edgesplit_agent.telemetry.conditions import reported_conditions
 from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES, DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
@@ -423,7 +424,16 @@ class Agent:
             "machine": machine_figures(self._folder.path),
             "health": self._release_health(),
             "backlog": self._outbox.to_telemetry(),
+            "conditions": self._conditions(),
         }
+
+    def _conditions(self) -> tuple[ReportedCondition, ...]:
+        """Conditions that the agent finds itself."""
+        servers = [server for server in (self._server, self._local_server) if server is not None]
+        endpoints = [server.recent_refusals() for server in servers]
+        if self._gateway is None:
+            return reported_conditions(endpoints)
+        return reported_conditions(endpoints, self._gateway.flood, self._gateway.list_problem)
 
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
         """Health of each serving release."""

@@ -419,6 +419,7 @@ class Controller:
             self.revocations.end_session(name)
         if removed.was_enrolled:
             self.statements.publish_statements([name])
+        self.release_builder.permitted_devices.forget(name)
         self.restate_gateways()
         return {"device": name, "state": "removed"}
 

@@ -61,6 +61,7 @@ def serve(options: argparse.Namespace) -> None:
         server.start()
         stack.callback(lambda: server.stop(options.drain))
         _serve_metrics(options, server.series, stack)
+        server.confine(given.network_needed_for(options))
         print(f"offload: listening on {server.url}", flush=True)
         wait_until(ending)
         if options.not_ready_for:
@@ -105,7 +106,9 @@ def work(options: argparse.Namespace) -> None:
             "siblings": worker.peers, "elsewhere": worker.remote_batcher, "on_closed": worker.on_connection_closed
         }  # fmt: skip
         wide = given.engine(options, STACK_THREADS) if given.has_cores_for(STACK_THREADS, options.threads) else None
-        worker.serve(_server(options, count, stack, wide=wide, **peers_options))
+        server = _server(options, count, stack, wide=wide, **peers_options)
+        server.confine(given.network_needed_for(options))
+        worker.serve(server)
 
 
 def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **extra: Any) -> OffloadServer:
@@ -116,7 +119,8 @@ def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **ext
         runtime=given.engine(options), threads=options.threads,
         at_once=options.concurrent_runs or given.runs_at_once(processes, options.threads),
         memory=None if options.memory is None else options.memory // processes, batching=options.batching == "auto",
-        connections=options.connections, tracer=tracer, next_tier=given.next_tier(options), **extra,
+        connections=options.connections, tracer=tracer, next_tier=given.next_tier(options),
+        own_client=given.own_client(options), **extra,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_host_and_port
-from edgesplit.observability import log_format
+from edgesplit.observability import log_format, tracing
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.process.lifecycle import add_die_with_parent_option
 from edgesplit.quantities import parse_size
@@ -167,6 +167,22 @@ def next_tier(options: argparse.Namespace) -> NextTier | None:
         context = Credentials(*files).client_context()
     via = parse_host_and_port(options.next_tier_via, "server") if options.next_tier_via else None
     return NextTier(OffloadClient(options.next_tier, context, via=via, idle=MAX_WAITING))
+
+
+def own_client(options: argparse.Namespace) -> str:
+    """Name in the certificate of a gateway's agent, by which it asks the next tier; empty for other servers."""
+    if options.next_tier_cert is None:
+        return ""
+    from edgesplit.trust.identity import certificate_name
+
+    return certificate_name(options.next_tier_cert)
+
+
+def network_needed_for(options: argparse.Namespace) -> str:
+    """Why a serving process opens connections; empty if it never does."""
+    if options.next_tier:
+        return "it asks the next tier"
+    return "it sends traces" if tracing.is_tracing_enabled(os.environ) else ""
 
 
 def root(options: argparse.Namespace) -> bytes:

@@ -47,12 +47,14 @@ from edgesplit_offload.inference.gateway_relay import NextTier
 from edgesplit_offload.inference.management_api import Management
 from edgesplit_offload.inference.pipeline import Answer, InferencePipeline, Route, error_to_response, route_of
 from edgesplit_offload.models.batch_benefit import CLOCKS, BackgroundMeasurements
+from edgesplit_offload.models.permissions import ReleasePermissions
 from edgesplit_offload.models.remote_half import OpenRelease, RemoteHalf
 from edgesplit_offload.models.repository import VERSION, ModelRepository, Opener, RemoteModel
 from edgesplit_offload.models.slice_cache import SliceCache
 from edgesplit_offload.models.warm_up import WarmUp
 from edgesplit_offload.observability.request_metrics import MetricsRecorder
 from edgesplit_offload.observability.statistics import StatisticsRecorder
+from edgesplit_offload.processes.confined import confine_serving_process
 from edgesplit_offload.processes.metric_totals import metrics_answer
 from edgesplit_offload.processes.peers import PeerProcesses
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
@@ -120,16 +122,21 @@ class OffloadServer:
         on_closed: Callable[[], None] = lambda: None,
         tracer: Tracer = TRACING_OFF,
         next_tier: NextTier | None = None,
+        own_client: str = "",
     ) -> None:
         """`runtime`: replaces each slice's default engine with `threads`. `wide`: the engine for batches with
         STACK_THREADS, of one process among several. `elsewhere`: the route to batchers in other processes, of one
-        process among several. `next_tier`: the next tier, of a gateway."""
+        process among several. `next_tier`: the next tier, of a gateway; `own_client`: the name in the certificate by
+        which it asks there."""
         self._next_tier = next_tier
         self._revoked = revoked
         self._metrics = MetricsRecorder(tracer)
+        self._keeps_network = "it was not confined"
+        """Why this process can open connections; empty if it cannot."""
         self._process_id = uuid.uuid4().hex
         self.statistics = StatisticsRecorder()
         self._cache = SliceCache(memory)
+        self._permissions = ReleasePermissions(folder)
         self.models = ModelRepository(
             open_release or release_opener(folder, bootstrap_root), runtime or DispatchingRuntime(threads), self._cache,
             wide=wide,
@@ -150,13 +157,18 @@ class OffloadServer:
             elsewhere.bind(self._loop, self.scheduler.on_remote_load)
         self._pipeline = InferencePipeline(
             self.models, self.scheduler, self._loop, elsewhere, (self._metrics, self.statistics), self._on_requested,
-            next_tier,
+            next_tier, permissions=self._permissions,
         )  # fmt: skip
         self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]
         self._warm_up = WarmUp(folder, self.models)
         self._peers = siblings or PeerProcesses()
-        self._management = Management(self.models, self.statistics, self._peers, mutual=tls is not None)
+        self._management = Management(
+            self.models, self.statistics, self._peers, mutual=tls is not None, permissions=self._permissions,
+            refusals=lambda: self.http.recent_refusals(), keeps_network=lambda: self._keeps_network,
+            own_client=own_client,
+            list_expires=lambda: getattr(revoked, "expires", None),  # of a list that is read from a file
+        )  # fmt: skip
         self._peers.listen(
             {**self._management.answerers, SERIES: lambda _: metrics_answer(self._process_id, self.series())}
         )
@@ -191,6 +203,13 @@ class OffloadServer:
         """Serve handed-over connections, and warm up releases as they arrive, without listening."""
         self._loop.start()
         self._warm_up.start()
+
+    def confine(self, network_needed_for: str = "") -> None:
+        """Confine this process for good, once its sockets listen. `network_needed_for`: see
+        `confine_serving_process`."""
+        self._keeps_network = confine_serving_process(network_needed_for)
+        if self._keeps_network:
+            log.warning("this process keeps its network: %s", self._keeps_network)
 
     def stop(self, drain_s: float = 5.0) -> None:
         """Report not ready, stop accepting, finish running requests for `drain_s` seconds, close."""
@@ -249,7 +268,7 @@ class OffloadServer:
         """Judge a request by route, method, role and length, before its body is let in: raises Refused or EdgeError."""
         if isinstance(route, Route):
             if parsed.length > LIMITS.http_body_step_bytes and self._next_tier is None:
-                self._check_length(route.name, parsed.length)
+                self._check_length(route.name, parsed.length, peer)
             return
         path, method = parsed.path.rstrip("/"), parsed.head.method
         match = _MODEL.fullmatch(path)
@@ -268,9 +287,10 @@ class OffloadServer:
         if parsed.length > MAX_CONTROL_BODY_BYTES:
             raise Refused(413, f"a body of {parsed.length} bytes, at most {MAX_CONTROL_BODY_BYTES} here")
 
-    def _check_length(self, name: str, length: int) -> None:
+    def _check_length(self, name: str, length: int, peer: str | None) -> None:
         """Refuse a large body that is no input of the model, where that is known without waiting. Raises Refused or
         EdgeError."""
+        self._permissions.check_model(name, peer)
         model = self.models.open_model(name)
         most = None if model is None else model.max_body_bytes
         if most is not None and length > most:
@@ -321,6 +341,7 @@ class OffloadServer:
             return _not_allowed(method)
         if match["version"] not in (None, VERSION):
             raise NotFound(f"model {match['model'][:200]!r} has no version {match['version'][:80]!r}")
+        self._permissions.check_model(match["model"], request.peer)
         return self._describe_model(self.models.model(match["model"]), verb)
 
     def _describe_model(self, model: RemoteModel, verb: str | None) -> Response:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from edgesplit_controller.access.authenticator import Authenticator
 from edgesplit_controller.access.login_throttle import FREE_FAILURES
 from edgesplit_controller.access.request_limits import BodyLimits
 from edgesplit_controller.access.sessions import CODE_S, IDLE_S, MAX_SESSION_S, csrf_token
-from edgesplit_controller.access.tls_peer import Peer, PeerAwareHttp
+from edgesplit_controller.access.tls_peer import HANDSHAKE_S, HandshakeDeadlineLoop, Peer, PeerAwareHttp
 from edgesplit_controller.api.authorisation import COOKIE
+from edgesplit_controller.app import main
+from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.tables.operators import BrowserSessionRow, LoginCodeRow, TokenRow
 from support.controller_api import HOST, OWNER_TOKEN, ApiHarness, Clock
 
@@ -478,6 +481,37 @@ def test_a_connection_whose_request_head_is_incomplete_is_closed_after_a_timeout
     with listening(ShortHeadTimeout) as address, socket.create_connection(address, timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(1) == b""
+
+
+def test_a_connection_without_a_tls_handshake_was_held_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the API's process starts it: nothing, or half a handshake, ends in time; a client in the middle of its
+    requests is served."""
+    assert HANDSHAKE_S == 20.0
+    monkeypatch.setattr(HandshakeDeadlineLoop, "handshake_timeout_s", 0.5)
+    authority = Authority(tmp_path / "keys")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    asgi: Any = app
+    asgi.state = SimpleNamespace(hub=SimpleNamespace(request_stop=lambda: None))
+    server = authority.issue_server("api", ["127.0.0.1"], for_browsers=True)
+    config = main._https_config(asgi, server, authority.certificate_file)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    with ExitStack() as stack:
+        process: Any = SimpleNamespace(stopping=threading.Event(), stack=stack)
+        main._serve(process, asgi, uvicorn.Server(config), listener)
+        connections = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(3)]
+        connections[0].sendall(b"\x16\x03\x01\x02\x00\x01")
+        tls = authority.issue_client("cam-1").client_context()
+        good = stack.enter_context(tls.wrap_socket(connections.pop(), server_hostname="127.0.0.1"))
+        assert [connection.recv(1) for connection in connections] == [b"", b""]
+        good.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert good.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_request_head_beyond_its_limit_closes_the_connection() -> None:

@@ -10,12 +10,17 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
+from time import time
 
 import pytest
 
+from edgesplit.crypto.permitted_devices import PERMITTED_FILE, write_permitted
 from edgesplit.errors import LinkError
+from edgesplit.http1.admission import FLOOD_REFUSALS
 from edgesplit.limits import LIMITS
+from edgesplit.trust.identity import Credentials
 from support.attacked_server import DECLARED, AttackedServer
 from support.edgesplit_processes import eventually
 from support.offload_processes import PATIENCE_S, Signed, signed_release
@@ -144,3 +149,73 @@ def test_idle_connections_of_one_certificate_locked_every_device_out(attacked: A
         assert other.recv(65_536).startswith(b"HTTP/1.1 200")
     eventually("the metrics name it", lambda: attacked.refused("thief", "displaced") > 0)
     assert "refused certificate thief: displaced" in attacked.log
+
+
+STATUS = "/v2/edgesplit/status"
+
+
+def test_nothing_named_the_device_that_attacked_an_offload_server(attacked: AttackedServer) -> None:
+    """The server's status, for the operator alone, names the certificate that it keeps refusing, and nobody else."""
+    thief, operator = attacked.device("thief"), attacked.device("operator")
+    assert attacked.get(operator, STATUS)[1]["refused_clients"] == []
+    for _ in range(FLOOD_REFUSALS):
+        with attacked.open(thief) as sock:
+            sock.sendall(DECLARED % (attacked.model, LIMITS.http_body_bytes))
+            assert is_closed(sock)
+        assert attacked.answers()
+    status, answer = attacked.get(operator, STATUS)
+    (named,) = answer["refused_clients"]
+    assert status == 200 and named["device"] == "thief" and named["reasons"].startswith("malformed")
+    assert named["refused"] >= FLOOD_REFUSALS and answer["revocation_list_expires"] > time()
+    assert attacked.get(thief, STATUS)[0] == attacked.get(attacked.bystander, STATUS)[0] == 403
+
+
+def test_a_revocation_list_that_expired_stopped_every_device(attacked: AttackedServer) -> None:
+    """It stays in force: the thief is refused, everybody else is answered, and the status says since when."""
+    thief = attacked.device("thief")
+    attacked.revoke(thief, life=timedelta(hours=-1))
+    assert is_refused_soon(attacked, thief)
+    assert attacked.answers()
+    assert attacked.get(attacked.device("operator"), STATUS)[1]["revocation_list_expires"] < time()
+    assert "has expired: it stays in force" in attacked.log
+
+
+def test_any_device_ran_the_far_half_of_an_encrypted_release(attacked: AttackedServer) -> None:
+    """With a list of devices beside the release, only these use it, list it and see its statistics. To others it is
+    not here, like a release that is not; the operator sees everything."""
+    digest = attacked.serving.model.partition(".")[0]
+    thief, operator = attacked.device("thief"), attacked.device("operator")
+    model = f"/v2/models/{attacked.serving.model}"
+    paths = ("", "/ready", "/config", "/stats", "/versions/1")
+    assert attacked.answers() and {attacked.get(thief, model + path)[0] for path in paths} == {200}
+    write_permitted(attacked.releases / digest, {"honest"})
+    try:
+        eventually("the list", lambda: attacked.get(thief, model)[0] == 404)
+        assert {attacked.get(thief, model + path)[0] for path in paths} == {404}
+        with pytest.raises(AssertionError, match="is not here"):
+            attacked.answers(thief)
+        for unseen in (digest, "0" * 64):
+            answer = attacked.get(thief, model.replace(digest, unseen))[1]
+            assert answer == {"error": f"release {unseen[:12]} is not here"}
+        assert attacked.answers()
+        for device, seen in ((thief, 0), (attacked.bystander, 1), (operator, 1)):
+            assert len(attacked.get(device, "/v2/models/stats")[1]["model_stats"]) == seen
+            assert len(attacked.post(device, "/v2/repository/index")) == 4 * seen  # rows of its plans
+    finally:
+        (attacked.releases / digest / PERMITTED_FILE).unlink()
+
+
+def test_a_serving_process_could_open_connections_and_gain_privileges(attacked: AttackedServer) -> None:
+    """Once it listens it has given both up, with all of its threads, and goes first when memory is short."""
+    pid = attacked.serving.process.pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2"), task
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= 500
+    assert "Max core file size        0                    0" in Path(f"/proc/{pid}/limits").read_text()
+    assert attacked.get(attacked.device("operator"), STATUS)[1]["keeps_network"] == ""
+    assert attacked.answers()
+
+
+def is_refused_soon(attacked: AttackedServer, device: Credentials) -> bool:
+    return eventually("the refusal", lambda: attacked.status(device) == 403)

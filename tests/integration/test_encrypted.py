@@ -8,9 +8,12 @@ import os
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import numpy as np
@@ -19,13 +22,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from edgesplit.client.connection import Connection
 from edgesplit.crypto.key_wrapping import load_encryption_key, sign_encryption_key, unwrap
 from edgesplit.crypto.slice_encryption import decrypt_slice, needed_keys
 from edgesplit.errors import TrustError
 from edgesplit.input_spec import InputSpec, prepare
 from edgesplit.mqtt.messages import decode
+from edgesplit.oip.protocol import remote_name
 from edgesplit.release.manifest import Manifest, Signed, Statement, decode_manifest
 from edgesplit.trust.identity import certificate_request
+from edgesplit_agent.control.enrolment import credentials
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.scenario import INPUT_SPEC
@@ -129,6 +135,28 @@ def test_a_group_runs_one_encrypted_stream_with_keys_wrapped_to_each_device(worl
     (shown,) = [one for one in world.cloud.json("deployments") if one["release"] == world.release]
     assert shown["encrypt"] is True
     assert "encrypted" in world.cloud.edgectl("deployments")
+
+
+def test_an_enrolled_device_without_keys_used_the_far_half(world: Deployed) -> None:
+    """The far half of an encrypted release answers only the devices that were given keys of it. Another one is told
+    that there is no such release, and its list of models has nothing of it."""
+    stranger = camera(world.cloud, "stranger", group="others")
+    server = urlsplit(world.cloud.addresses["offload_url"])
+
+    def ask(agent: Agent, method: str, path: str) -> tuple[int, str]:
+        context = credentials(DataFolder(agent.data)).client_context()
+        with closing(Connection(server.hostname or "", server.port or 0, context)) as connection:
+            body = [b"{}"] if method == "POST" else None
+            reply = connection.exchange(method, path, deadline=monotonic() + 60.0, body=body)
+            return reply.status, bytes(reply.body).decode()
+
+    (plan,) = manifest_of(world).plans.values()
+    row = next(row.name for row in plan.rows if not row.is_local)
+    model = f"/v2/models/{quote(remote_name(world.release, 'raspberrypi4', row))}"
+    for agent, status, listed in ((world.cameras["cam-1"], 200, True), (stranger, 404, False)):
+        assert ask(agent, "GET", model)[0] == status
+        assert (world.release in ask(agent, "POST", "/v2/repository/index")[1]) is listed
+        assert (world.release in ask(agent, "GET", "/v2/models/stats")[1]) is listed
 
 
 def test_no_disk_of_device_or_offload_server_holds_a_weight_in_clear(world: Deployed) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import pytest
@@ -32,14 +32,17 @@ from edgesplit.trust.identity import (
 from edgesplit_agent.control import certificate_renewal
 from edgesplit_agent.control.enrolment import credentials, enrol
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_controller.messaging.broker import CONTROLLERS
+from edgesplit_controller.messaging.broker import CONTROLLERS, Broker
 from edgesplit_controller.pki import authority as ca
 from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.revocation import Revocations
+from edgesplit_controller.pki.revocation_hook import RevocationCommand
 from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_offload.server import OffloadServer
 from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually
 from support.edgesplit_processes import Cloud, frame_input, frames
 from support.handmade_release import HandmadeRelease
+from support.mosquitto import HOSTS
 
 
 @pytest.fixture(scope="module")
@@ -367,3 +370,57 @@ def test_birth_messages_of_older_agents_are_accepted() -> None:
     """A birth without the marks of its start and certificate."""
     raw = messages.encode(messages.Birth(1, 0.1, "0.1", "raspberrypi4", False, "http://127.0.0.1:1"))
     assert messages.decode(raw, messages.Birth).start_id == ""
+
+
+def test_mosquitto_refuses_everybody_by_an_expired_list(tmp_path: Path) -> None:
+    """Why a broker's list lives as long as the broker's certificate: devices and controller are locked out alike, until
+    a newer list comes."""
+    authority = Authority(tmp_path / "keys")
+    listed = tmp_path / "revoked.pem"
+    listed.write_bytes(authority.revocation_list([], timedelta(hours=-1)))
+    credentials = authority.issue_client(CONTROLLERS[0])
+    broker = Broker(tmp_path / "broker", authority.issue_server("broker", HOSTS), 0, revoked_file=listed)
+
+    def connects() -> bool:
+        session = Session(
+            "127.0.0.1", broker.port, CONTROLLERS[0], credentials.client_context(), on_message=lambda *_: None
+        )
+        session.start()
+        try:
+            return session.wait_connected(2.0)
+        finally:
+            session.stop()
+
+    broker.start()
+    try:
+        assert not connects()
+        listed.write_bytes(authority.revocation_list([], ca.BROKER_LIST_LIFE))
+        broker.reload()
+        eventually("a connection", connects)
+    finally:
+        broker.stop()
+
+
+def test_an_external_brokers_list_is_renewed_by_the_command(tmp_path: Path) -> None:
+    """`--on-revocation` runs for a renewed list as for a changed one, until it succeeds, and meanwhile the controller
+    knows why the broker may have an old one."""
+    authority, delivered = Authority(tmp_path / "keys"), tmp_path / "delivered.pem"
+    published, gate = tmp_path / "revoked.pem", tmp_path / "gate"
+    later_s = [0.0]
+    lists = Revocations(
+        authority, lambda: [7], {published: ca.BROKER_LIST_LIFE}, ("127.0.0.1", 1), now=lambda: time() + later_s[0]
+    )
+    lists.publish()
+    command = RevocationCommand(f'test -e {gate} && cp "$EDGESPLIT_CRL" {delivered}', published)
+    command.start()
+    lists.add_reader(command)
+    try:
+        eventually("the failure", lambda: command.problem)
+        gate.touch()
+        eventually("the first list", lambda: delivered.is_file() and not command.problem)
+        first = delivered.read_bytes()
+        later_s[0] = ca.BROKER_LIST_LIFE.total_seconds() / 2
+        lists.publish_if_due()
+        eventually("the renewed list", lambda: delivered.read_bytes() not in (b"", first))
+    finally:
+        command.stop()

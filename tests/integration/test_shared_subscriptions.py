@@ -9,7 +9,7 @@ import pytest
 
 from edgesplit.mqtt.session import Session
 from edgesplit_controller.messaging.broker import CONTROLLERS
-from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.derived_secrets import DerivedSecrets
 from support.mosquitto import PATIENCE_S, BrokerHarness
 
 SAID = "edgesplit/v1/cam-1/telemetry"
@@ -28,9 +28,9 @@ def say(session: Session, count: int) -> None:
         session.publish(SAID, str(number).encode(), qos=1, wait_s=PATIENCE_S)
 
 
-def test_two_processes_receive_each_message_once(world: BrokerHarness) -> None:
+def test_two_processes_receive_each_message_once(world: BrokerHarness, tmp_path: Path) -> None:
     """Whatever one of them does not get, the other gets."""
-    shared = f"$share/{world.authority.derive_secret('shared subscriptions')}/edgesplit/v1/+/telemetry"
+    shared = f"$share/{DerivedSecrets(tmp_path / 'keys').derive('shared subscriptions')}/edgesplit/v1/+/telemetry"
     ended = "edgesplit/v1/cam-1/reported"
     processes = [
         world._started(name, world.authority.issue_client(name), (shared, ended), {}) for name in CONTROLLERS[:2]
@@ -42,9 +42,9 @@ def test_two_processes_receive_each_message_once(world: BrokerHarness) -> None:
     assert sorted(heard[0] + heard[1]) == list(range(40)) and all(heard)
 
 
-def test_a_device_cannot_take_others_messages_away(world: BrokerHarness) -> None:
+def test_a_device_cannot_take_others_messages_away(world: BrokerHarness, tmp_path: Path) -> None:
     """mosquitto lets anybody join a group and would give it its share, to drop it: but nobody knows the name."""
-    secret = world.authority.derive_secret("shared subscriptions")
+    secret = DerivedSecrets(tmp_path / "keys").derive("shared subscriptions")
     shared, ended = f"$share/{secret}/edgesplit/v1/+/telemetry", "edgesplit/v1/cam-1/reported"
     controller = world.controller(shared, ended)
     guesses = [f"$share/{name}/edgesplit/v1/+/telemetry" for name in ("controllers", "controller", "", "edgesplit")]
@@ -57,8 +57,6 @@ def test_a_device_cannot_take_others_messages_away(world: BrokerHarness) -> None
 
 def test_each_installation_has_secrets_of_its_own(tmp_path: Path) -> None:
     """The same for every process of one, for one purpose."""
-    one, again, other = Authority(tmp_path / "a"), Authority(tmp_path / "a"), Authority(tmp_path / "b")
-    assert one.derive_secret("x") == again.derive_secret("x") != other.derive_secret("x") and one.derive_secret(
-        "x"
-    ) != one.derive_secret("y")
-    assert len(one.derive_secret("x")) == 32
+    one, again, other = (DerivedSecrets(tmp_path / name) for name in ("a", "a", "b"))
+    assert one.derive("x") == again.derive("x") != other.derive("x") and one.derive("x") != one.derive("y")
+    assert len(one.derive("x")) == 32

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
 from contextlib import ExitStack, closing
+from datetime import timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from urllib.request import urlopen
 
 from cryptography import x509
 
 from edgesplit.client.connection import Connection
 from edgesplit.trust.identity import Credentials
-from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.authority import LIST_LIFE, Authority
 from support.offload_processes import PATIENCE_S, Serving, Signed, outputs
 
 DECLARED = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -40,15 +43,15 @@ class AttackedServer:
                 "--ca", server.ca_file, "--revoked", self.revoked, "--metrics", metrics, stderr=stderr,
             )
         )  # fmt: skip
-        self.model = signed.model.encode()
+        self.model, self.releases = signed.model.encode(), signed.releases
         self.bystander = self.device("honest")
 
     def device(self, name: str) -> Credentials:
         return self.authority.issue_client(name)
 
-    def revoke(self, *devices: Credentials) -> None:
+    def revoke(self, *devices: Credentials, life: timedelta = LIST_LIFE) -> None:
         serials = [x509.load_pem_x509_certificate(one.certificate_file.read_bytes()).serial_number for one in devices]
-        self.revoked.write_bytes(self.authority.revocation_list(serials))
+        self.revoked.write_bytes(self.authority.revocation_list(serials, life))
 
     def open(self, device: Credentials) -> ssl.SSLSocket:
         """A TLS connection with the device's certificate."""
@@ -65,6 +68,18 @@ class AttackedServer:
         context = device.client_context()
         with closing(Connection("127.0.0.1", self.serving.port, context)) as connection:
             return connection.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S).status
+
+    def get(self, device: Credentials, path: str) -> tuple[int, Any]:
+        """Status and JSON answer of a request by this device."""
+        with closing(Connection("127.0.0.1", self.serving.port, device.client_context())) as connection:
+            reply = connection.exchange("GET", path, deadline=monotonic() + PATIENCE_S)
+            return reply.status, json.loads(bytes(reply.body)) if len(reply.body) else None
+
+    def post(self, device: Credentials, path: str) -> Any:
+        """The JSON answer to an empty body of this device."""
+        with closing(Connection("127.0.0.1", self.serving.port, device.client_context())) as connection:
+            reply = connection.exchange("POST", path, deadline=monotonic() + PATIENCE_S, body=[b"{}"])
+            return json.loads(bytes(reply.body))
 
     @property
     def log(self) -> str:

@@ -9,6 +9,7 @@ from edgesplit_controller.app.assembly import Assembly, Foundations
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.messaging.delivery import Delivery
 from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.derived_secrets import DerivedSecrets
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database
@@ -26,8 +27,8 @@ def assembled(folder: Path, authority: Authority, stack: ExitStack) -> tuple[Con
     stack.callback(database.close)
     made = Assembly(
         Foundations(
-            Settings(data=folder), database, BlobStore(folder / "blobs"), authority, repository, Rotation(repository),
-            Lease(database, "controller"),
+            Settings(data=folder), database, BlobStore(folder / "blobs"), authority, DerivedSecrets(folder / "keys"),
+            repository, Rotation(repository), Lease(database, "controller"),
         )
     )  # fmt: skip
     return made.controller, made.delivery

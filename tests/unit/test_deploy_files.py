@@ -312,8 +312,8 @@ def test_everything_a_compose_service_references_exists(name: str) -> None:
         context = DEPLOY / "compose" / one["build"]["context"]
         assert (context / one["build"]["dockerfile"]).is_file()
     else:
-        image, colon, tag = one["image"].partition(":")
-        assert image.startswith("edgesplit/") or (colon and tag != "latest"), one["image"]
+        variable, image, tag = re.fullmatch(r"\$\{(\w+):-([^:@]+):([^:@]+)\}", one["image"]).groups()  # type: ignore[union-attr]
+        assert variable.startswith("EDGESPLIT_") and variable.endswith("_IMAGE") and tag != "latest", image
     assert "no-new-privileges:true" in one.get("security_opt", []) or one.get("network_mode") == "none"
 
 

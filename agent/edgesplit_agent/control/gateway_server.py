@@ -14,27 +14,34 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from time import time
+from datetime import datetime, timezone
+from time import monotonic, time
 from typing import Protocol
 
 import msgspec
 from cryptography import x509
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.client.connection import Connection
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
+from edgesplit.identifiers import gateway_host
 from edgesplit.limits import LIMITS
 from edgesplit.links import parse_host_and_port
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
-from edgesplit.trust.revocation import AuthorityKey, authority_key, revoked_serials
+from edgesplit.trust.revocation import AuthorityKey, RevocationList, authority_key, parse_revocation_list
 from edgesplit_agent.control.certificate_renewal import due_in_s
 from edgesplit_agent.control.enrolment import credentials, post
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.telemetry.conditions import flood_text
 
 log = logging.getLogger(__name__)
 
+STATUS_PATH = "/v2/edgesplit/status"
+STATUS_TIMEOUT_S = 2.0
 POLL_S = 3.0
 """Seconds between two requests for the revocation list."""
 START_S = 60.0
@@ -72,13 +79,15 @@ class GatewayServer:
         *,
         post: Callable[[str, bytes], bytes] | None = None,
         make_process: Callable[[], ServerProcess] | None = None,
+        ask_status: Callable[[], bytes] | None = None,
         now: Callable[[], float] = time,
     ) -> None:
         """`listen`: HOST:PORT, or :PORT for every address of this machine. `further_options`: appended to the server's
         command line. `post` (what is requested, body) replaces the requests to the controller, `make_process` the
-        offload server, `now` the wall clock."""
+        offload server, `ask_status` the request for its status, `now` the wall clock."""
         self._post = post or self._post_by_https
         self._make_process = make_process or self._offload_server
+        self._ask_status = ask_status or self._ask_status_by_https
         self._now = now
         self._further_options = tuple(further_options)
         self._folder = folder
@@ -97,6 +106,10 @@ class GatewayServer:
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self.trouble = "it has not started yet"
         """Why devices cannot offload here; empty while they can."""
+        self.flood = ""
+        """The device that the server refuses most, if again and again; empty for none."""
+        self.list_problem = ""
+        """Since when the revocation list has been expired; empty while it is valid."""
 
     def start(self) -> None:
         """Start the thread; the server listens once its certificate and revocation list are here."""
@@ -141,12 +154,14 @@ class GatewayServer:
         """Bring certificate, revocation list and process up to date, each where it is missing or outdated."""
         fresh = self._renew_certificate()
         self._update_revocation_list()
+        self._check_list_expiry()
         with self._changed:
             outdated, self._outdated = self._outdated, False
         if self._process is not None and (fresh or outdated):
             self._stop_process()
         if self._process is None:
             self._start_process(self._make_process())
+        self.flood = self._read_flood()
 
     def _start_process(self, process: ServerProcess) -> None:
         with self._changed:
@@ -205,25 +220,53 @@ class GatewayServer:
         return certificate
 
     def _update_revocation_list(self) -> None:
-        """Fetch the revocation list and store it where it differs from the present one. Without any list the error is
-        raised: the server must not start without."""
+        """Fetch the revocation list, and store it where it lists something else than the present one, or that must be
+        renewed. Without any list the error is raised: the server must not start without."""
         authority = authority_key(self._folder.ca_file)
         try:
             raw = self._post("crl", b"{}")
-            serials = revoked_serials(raw, authority)
+            fetched = parse_revocation_list(raw, authority)
         except EdgeError as error:
             if not self._revoked_file.exists():
                 raise
             if not isinstance(error, LinkError):
                 log.error("the previous revocation list stays in force: %s", error)
             return
-        if serials != self._stored_revocations(authority):
+        stored = self._stored_list(authority)
+        if stored is None or fetched.serials != stored.serials or stored.is_due(self._now()):
             write_durably(self._revoked_file, raw)
 
-    def _stored_revocations(self, authority: AuthorityKey) -> frozenset[int] | None:
-        """Serial numbers of the stored revocation list; None where there is none."""
+    def _check_list_expiry(self) -> None:
+        """Set `list_problem`. An expired list stays in force: without it every device here would lose its server."""
+        stored = self._stored_list(authority_key(self._folder.ca_file))
+        problem = ""
+        if stored is not None and stored.expires <= self._now():
+            since = datetime.fromtimestamp(stored.expires, timezone.utc).strftime("%Y-%m-%d")
+            problem = f"its revocation list expired on {since}: the controller's API cannot be reached"
+        if problem and problem != self.list_problem:
+            log.error("%s", problem)
+        self.list_problem = problem
+
+    def _read_flood(self) -> str:
+        """The device that the server refuses most, in words; empty for none, or while the server does not answer."""
         try:
-            return revoked_serials(self._revoked_file.read_bytes(), authority)
+            status = msgspec.json.decode(self._ask_status(), type=_ServerStatus)
+        except (EdgeError, OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.debug("the status of the gateway's server: %s", error)
+            return ""
+        worst = max(status.refused_clients, key=lambda client: client.refused, default=None)
+        return "" if worst is None else flood_text(worst.device, worst.refused, worst.reasons)
+
+    def _ask_status_by_https(self) -> bytes:
+        host, port = self._listen
+        tls, name = credentials(self._folder).client_context(), gateway_host(self._identity.device)
+        with closing(Connection("127.0.0.1" if host == "0.0.0.0" else host, port, tls, name)) as connection:
+            return bytes(connection.exchange("GET", STATUS_PATH, deadline=monotonic() + STATUS_TIMEOUT_S).body)
+
+    def _stored_list(self, authority: AuthorityKey) -> RevocationList | None:
+        """The stored revocation list; None where there is none."""
+        try:
+            return parse_revocation_list(self._revoked_file.read_bytes(), authority)
         except (OSError, EdgeError):
             return None
 
@@ -263,6 +306,16 @@ _COMMAND: Sequence[str] = (sys.executable, "-m", "edgesplit_offload.main")
 def listen_address(text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT, or of :PORT for every address; otherwise UsageError."""
     return parse_host_and_port(f"0.0.0.0{text}" if text.startswith(":") else text, "gateway's server")
+
+
+class _RefusedClient(msgspec.Struct):
+    device: str
+    refused: int
+    reasons: str
+
+
+class _ServerStatus(msgspec.Struct):
+    refused_clients: list[_RefusedClient]
 
 
 class _CertificateResponse(msgspec.Struct):

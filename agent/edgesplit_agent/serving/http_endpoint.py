@@ -1,8 +1,9 @@
 """The local HTTP endpoint: the Open Inference Protocol for applications on this device only.
 
-It listens on localhost and on a Unix socket. A web page must not be able to use it: on localhost the Host header must
-be a name of this machine, and on both any Origin header must be one too. Tensors come as bytes, compressed or not, as
-JSON, or in shared memory.
+It listens on localhost and on a Unix socket. A web page must not be able to use it, nor may one of another port of
+this machine: on localhost the Host header must be a name of this machine, and on both any Origin must be that of the
+Host, and the browser's Sec-Fetch-Site must not say that another site sent the request. Tensors come as bytes,
+compressed or not, as JSON, or in shared memory.
 """
 
 from __future__ import annotations
@@ -48,21 +49,27 @@ else:
     np = lazy_import("numpy")
 
 _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")
+_OWN_SITE = ("none", "same-origin")
+"""Values of Sec-Fetch-Site for requests that no other page sent. Ports of one host are one site to a browser, so
+`same-site` is not among them."""
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")
 ALL_STATS_PATH = "/v2/models/stats"
 STATUS_PATH = "/edgesplit/status"
 MAX_CONTROL_BODY_BYTES = 2**20
 """Longest body of a request that is no inference."""
-_ONLY_LOCAL = "only programs on this device may send requests (Host and Origin must be localhost)"
+_ONLY_LOCAL = "only programs on this device may send requests, and no web page (Host must be localhost)"
 TIMEOUT_S = 5.0
 """Timeout in seconds of the check that the endpoint answers."""
 
 
 def is_local(request: Request) -> bool:
     """Whether the request came from a program on this machine and not through a foreign web page."""
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    headers = request.headers
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if origin is not None and not (_LOCAL.fullmatch(origin) and urlsplit(origin).netloc == host):
+        return False
     on_socket = request.connection_peer is not None and request.connection_peer.is_local_socket
-    return (on_socket or bool(_LOCAL.fullmatch(host))) and (origin is None or bool(_LOCAL.fullmatch(origin)))
+    return (on_socket or bool(_LOCAL.fullmatch(host))) and headers.get("sec-fetch-site", "none") in _OWN_SITE
 
 
 def check_live(url: str) -> None:

@@ -2,7 +2,8 @@
 
 TLS verifies the chain before a request is read; this module passes the certificate's name and serial number to the
 application, which decides what they permit. uvicorn does neither: it hides the client certificate from the application,
-and it does not limit a request head. A head that is too long or does not end in time closes its connection.
+and it does not limit a request head. A head that is too long or does not end in time closes its connection, and so does
+a handshake that does not end (`HandshakeDeadlineLoop`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ HEAD_BYTES = 65_536
 """Limit of a request line with headers, give or take one read from the socket."""
 HEAD_S = 20.0
 """Seconds from the connection, or from a request's first byte, to the end of its headers."""
+HANDSHAKE_S = 20.0
+"""Seconds from the connection to the end of the TLS handshake."""
 _Scope = MutableMapping[str, Any]
 _Application = Callable[[_Scope, Any, Any], Awaitable[None]]
 
@@ -33,6 +36,19 @@ class Peer:
 
     name: str
     serial: int
+
+
+class HandshakeDeadlineLoop(asyncio.SelectorEventLoop):
+    """Event loop whose TLS servers close a connection without a handshake in time. uvicorn has no option for it, and
+    asyncio's default is a minute."""
+
+    handshake_timeout_s = HANDSHAKE_S
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:  # type: ignore[override]
+        """A server with that timeout, where it has TLS."""
+        if options.get("ssl") is not None:
+            options.setdefault("ssl_handshake_timeout", self.handshake_timeout_s)
+        return await super().create_server(*arguments, **options)
 
 
 class PeerAwareHttp(HttpToolsProtocol):

@@ -26,7 +26,8 @@ from edgesplit_controller.messaging.process_sharding import ProcessSharding, Sin
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.observability import metrics
-from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.authority import BROKER_LIST_LIFE, LIST_LIFE, Authority
+from edgesplit_controller.pki.derived_secrets import DerivedSecrets
 from edgesplit_controller.pki.revocation import Revocations
 from edgesplit_controller.planning.planner_service import PlanningService
 from edgesplit_controller.releases.agent_releases import AgentReleases
@@ -55,6 +56,7 @@ class Foundations:
     database: Database
     blobs: BlobStore
     authority: Authority
+    derived_secrets: DerivedSecrets
     repository: Repository
     rotation: Rotation
     lease: Lease
@@ -81,7 +83,7 @@ class Assembly:
             telemetry_s=foundations.settings.telemetry_s,
             now=time.time,
         )
-        lists = [data / "broker" / REVOKED, data / OFFLOAD / REVOKED]
+        lists = {data / "broker" / REVOKED: BROKER_LIST_LIFE, data / OFFLOAD / REVOKED: LIST_LIFE}
         self.revocations = Revocations(
             foundations.authority, self._devices.revoked_serials, lists, foundations.settings.broker_address
         )  # fmt: skip

@@ -88,6 +88,7 @@ class Housekeeping:
             self.delivery.publish_statements(renewed)
         if self.controller.devices.release_quarantined():
             self.revocations.publish()
+        self.revocations.publish_if_due()
         self.controller.restate_gateways()
 
     def _remind(self) -> None:

@@ -6,7 +6,7 @@ first one, and starts neither broker nor offload server.
 
     DATA/controller.db    SQLite, unless there is --database        DATA/lock             pid of the running controller
     DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
-    DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
+    DATA/keys/            authority, content.key, derivation.key    DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
     DATA/settings.json    options kept by `edgectl up`      DATA/addresses.json   addresses that devices were given
@@ -15,6 +15,7 @@ first one, and starts neither broker nor offload server.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import logging
@@ -45,7 +46,7 @@ from edgesplit.process.lifecycle import forbid_core_dumps, on_stop_signals, rais
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials
 from edgesplit_controller.access.bootstrap import open_authenticator
-from edgesplit_controller.access.tls_peer import PeerAwareHttp
+from edgesplit_controller.access.tls_peer import HandshakeDeadlineLoop, PeerAwareHttp
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.dispatch import HeavyJobQueue
 from edgesplit_controller.app import given_addresses
@@ -55,7 +56,9 @@ from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_c
 from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_children
 from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.restore import RESTORED
-from edgesplit_controller.components.probes import broker_probe, offload_probe
+from edgesplit_controller.caller import OWNER
+from edgesplit_controller.components.offload_status import OffloadStatusProbes
+from edgesplit_controller.components.probes import Probe, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.history import rollup_job
@@ -66,7 +69,8 @@ from edgesplit_controller.messaging.process_sharding import LeasedProcesses, Sin
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.observability import metrics
 from edgesplit_controller.periodic_thread import PeriodicThread
-from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.authority import BROKER_LIST_LIFE, Authority
+from edgesplit_controller.pki.derived_secrets import DerivedSecrets
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
 from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
@@ -123,11 +127,12 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
     the files' paths."""
     if not settings.broker:
         raise UsageError("give the broker's address, as devices reach it: --broker mqtts://HOST:8883")
+    DerivedSecrets(settings.data / "keys")
     authority = Authority(settings.data / "keys")
     database = Database(settings.database_url)
     try:
         devices = Devices(database, stale_after_s=settings.effective_stale_after_s, now=time.time)
-        revoked = authority.revocation_list(devices.revoked_serials())
+        revoked = authority.revocation_list(devices.revoked_serials(), BROKER_LIST_LIFE)
     finally:
         database.close()
     names = dict.fromkeys((settings.device_broker[0], settings.broker_address[0]))
@@ -179,11 +184,11 @@ def _start(
     process.assembly.revocations.publish()
     # Order matters: the broker needs the revocation list, the session needs the broker, rollouts need the session;
     # the API comes after everything that its calls use, and the child processes share its socket.
-    broker = _start_broker_side(process)
+    broker, delivery = _start_broker_side(process)
     session = _start_mqtt(process)
     _start_rollouts(process)
     offload = _start_offload(process)
-    _start_health_recorder(process, session, broker, offload)
+    _start_health_recorder(process, session, broker, delivery, offload)
     listener, heavy = listener or _open_listener(settings.address, settings.api_port), HeavyJobQueue()
     _start_api(process, api_credentials, listener, heavy, session)
     _start_periodic_work(process, heavy)
@@ -205,14 +210,15 @@ def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -
         free_all_leases(database)  # the folder's lock proves that no other process runs
     process_slot, lease = acquire_slot(database), Lease(database, "controller")
     stack.callback(process_slot.lease.release)
+    derived_secrets = DerivedSecrets(data / "keys")  # before the authority is created
     authority, repository = Authority(data / "keys"), Repository(data / "tuf")
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
     colleagues = LeasedProcesses(database, process_slot.number) if database.shared else SingleProcess()
     ledger = MetricRegistry()
     metrics.observe_statements(database.engine, ledger)
     foundations = Foundations(
-        settings, database, BlobStore(data / "blobs"), authority, repository, Rotation(repository), lease, colleagues,
-        ledger,
+        settings, database, BlobStore(data / "blobs"), authority, derived_secrets, repository, Rotation(repository),
+        lease, colleagues, ledger,
     )  # fmt: skip
     return _Process(foundations, Assembly(foundations), process_slot, stack, stopping)
 
@@ -239,24 +245,26 @@ def _recover(process: _Process) -> None:
         signing.after_restore()
         restored.unlink()
     signing.resume()
+    process.assembly.controller.release_builder.permitted_devices.complete()
 
 
-def _start_broker_side(process: _Process) -> Broker | None:
+def _start_broker_side(process: _Process) -> tuple[Broker | None, RevocationCommand | None]:
     """Start the revocation command, if there is one, and the own broker, unless an external one is configured."""
     settings, revocations, folder = process.settings, process.assembly.revocations, process.settings.data / "broker"
+    command = None
     if settings.on_revocation:
         command = RevocationCommand(settings.on_revocation, folder / REVOKED)
         revocations.add_reader(command)
         process.start(command)
     if settings.broker or settings.join:
-        return None
+        return None, command
     broker = Broker(
         folder, process.foundations.authority.issue_server("broker", settings.certificate_hosts), settings.mqtt_port,
         host=settings.address, revoked_file=folder / REVOKED, on_client=process.assembly.delivery.on_client_connected,
     )  # fmt: skip
     process.start(broker)
     revocations.add_reader(broker, of_others=True)
-    return broker
+    return broker, command
 
 
 def _start_rollouts(process: _Process) -> None:
@@ -303,7 +311,7 @@ def _start_mqtt(process: _Process) -> Session:
     )
     # The name of the shared subscription is a secret: a client that knew it could join, and receive messages in place
     # of a controller process.
-    group = authority.derive_secret("shared subscriptions")
+    group = process.foundations.derived_secrets.derive("shared subscriptions")
     session.subscribe([*(f"$share/{group}/{topic}" for topic in SHARED), delivery.forwarded_topic], qos=1)
     delivery.start(session)
     process.stack.callback(delivery.stop)
@@ -342,16 +350,20 @@ def _start_offload(process: _Process) -> SupervisedProcess | None:
 
 
 def _start_health_recorder(
-    process: _Process, session: Session, broker: Broker | None, offload: SupervisedProcess | None
-) -> None:
-    """Start recording the health of broker and offload server."""
+    process: _Process, session: Session, broker: Broker | None, delivery: RevocationCommand | None,
+    offload: SupervisedProcess | None,
+) -> None:  # fmt: skip
+    """Start recording the health of broker, offload server and revocation lists."""
     settings = process.settings
     tls = process.foundations.authority.issue_client(process.slot.broker_name).client_context()
     own_url = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
-    probes = (
-        broker_probe(session, settings.broker, broker),
-        offload_probe(own_url if settings.offload else offload_url(settings), tls, offload),
-    )
+    url = own_url if settings.offload else offload_url(settings)
+    probes: list[Probe] = [broker_probe(session, settings.broker, broker), offload_probe(url, tls, offload)]
+    if not settings.join:  # one process asks for the status: its answer leads to events
+        operator_tls = process.foundations.authority.issue_client(OWNER).client_context()
+        on_flood = process.assembly.controller.devices.record_offload_flood
+        status = OffloadStatusProbes(url, operator_tls, on_flood, now=time.time, delivery=delivery)
+        probes += [status.lists, status.confinement]
     recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
     recorder.step()
     process.start(PeriodicThread("component health", recorder.step, PROBE_INTERVAL_S))
@@ -414,7 +426,8 @@ def _serve(process: _Process, app: FastAPI, server: uvicorn.Server, listener: so
 
     def serve() -> None:
         try:
-            server.run(sockets=[listener])
+            with asyncio.Runner(loop_factory=HandshakeDeadlineLoop) as runner:
+                runner.run(server.serve(sockets=[listener]))
         finally:
             process.stopping.set()
 

@@ -13,6 +13,8 @@ from sqlalchemy import and_, func, select, text
 from sqlalchemy.orm import Session
 
 from edgesplit.process import confinement
+from edgesplit_controller.components.offload_status import LISTS, SERVING
+from edgesplit_controller.components.probes import State
 from edgesplit_controller.components.recorder import REFRESH_S
 from edgesplit_controller.fleet.overview import state_column
 from edgesplit_controller.storage.database import Database
@@ -36,6 +38,10 @@ REMEDIES: Mapping[str, str] = {
     "broker": "read the controller's log, which has mosquitto's messages, or check the broker that you gave"
     " with --broker",
     "offload server": "read offload/offload.log in the data folder; devices finish locally meanwhile",
+    SERVING: "docs/security.md says what its machine's kernel needs; where it asks the next tier or sends traces, that"
+    " is meant",
+    LISTS: "copy offload/revoked.pem of the data folder to that server, or repair what copies it; for the"
+    " broker repair --on-revocation, whose error is in the log",
     "database": "check its machine and its log: every other component depends on it",
     "disk": "free space in the data folder: `edgectl model list` says what is stored",
     "histories": "telemetry arrives faster than it is aggregated: give the controller more CPU time, or another"
@@ -56,7 +62,7 @@ class ComponentHealth:
     name: str
     subject: str
     """Name of the gateway or process; empty for a component of which there is only one."""
-    state: Literal["good", "bad", "unknown"]
+    state: State
     text: str
     since: float | None = None
     at: float | None = None
@@ -168,7 +174,8 @@ def _recorded(session: Session, now: float) -> list[ComponentHealth]:
         bad = [row for row in up_to_date if row.state != "good"]
         chosen = (bad or up_to_date)[0]
         prefix = f"process {chosen.process} of {len(up_to_date)}: " if bad and len(up_to_date) > 1 else ""
-        parts.append(ComponentHealth(name, "", "bad" if bad else "good", prefix + chosen.text, chosen.since, chosen.at))
+        state: State = "good" if not bad else "unknown" if chosen.state == "unknown" else "bad"
+        parts.append(ComponentHealth(name, "", state, prefix + chosen.text, chosen.since, chosen.at))
     return parts
 
 

@@ -11,7 +11,9 @@ from time import perf_counter
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-State = Literal["good", "bad"]
+from edgesplit.errors import LinkError
+
+State = Literal["good", "bad", "unknown"]
 PROBE_TIMEOUT_S = 3.0
 """Timeout of a probe, in seconds."""
 READY_PATH = "/v2/health/ready"
@@ -25,10 +27,12 @@ class ProbeResult:
     name: str
     state: State
     text: str
+    event: str = ""
+    """Action of the event that is recorded when the component becomes bad; empty: none."""
 
 
-Probe = Callable[[], ProbeResult]
-"""A probe of one component; may block for `PROBE_TIMEOUT_S`."""
+Probe = Callable[[], ProbeResult | None]
+"""A probe of one component; may block for `PROBE_TIMEOUT_S`. None: nothing new is known."""
 
 
 class BrokerSession(Protocol):
@@ -69,11 +73,9 @@ def offload_probe(url: str, tls: ssl.SSLContext, own: Supervised | None = None) 
 
     def probe() -> ProbeResult:
         try:
-            status, seconds = _check_ready(url, tls)
-        except (OSError, http.client.HTTPException) as error:
-            timeout_text = f"no answer within {PROBE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
-            reason = timeout_text or getattr(error, "strerror", None) or str(error) or type(error).__name__
-            return ProbeResult("offload server", "bad", f"{url} does not answer: {reason}{_restarts_text(own)}")
+            status, _, seconds = get(url, READY_PATH, tls)
+        except LinkError as error:
+            return ProbeResult("offload server", "bad", f"{url} does not answer: {error}{_restarts_text(own)}")
         if status != 200:
             return ProbeResult("offload server", "bad", f"{url} is not ready (status {status}){_restarts_text(own)}")
         text = f"{url} is ready, in {_duration_text(seconds)}{_restarts_text(own)}"
@@ -82,18 +84,23 @@ def offload_probe(url: str, tls: ssl.SSLContext, own: Supervised | None = None) 
     return probe
 
 
-def _check_ready(url: str, tls: ssl.SSLContext) -> tuple[int, float]:
-    """HTTP status and duration in seconds of the readiness check."""
+def get(url: str, path: str, tls: ssl.SSLContext, max_bytes: int = 1_000) -> tuple[int, bytes, float]:
+    """HTTP status, body (`max_bytes` at most) and duration in seconds of a request; LinkError without an
+    answer."""
     parts = urlsplit(url)
     started_s = perf_counter()
     connection = http.client.HTTPSConnection(
         parts.hostname or "", parts.port or 443, timeout=PROBE_TIMEOUT_S, context=tls
     )  # fmt: skip
-    with closing(connection):
-        connection.request("GET", f"{parts.path.rstrip('/')}{READY_PATH}")
-        response = connection.getresponse()
-        response.read(1_000)
-        return response.status, perf_counter() - started_s
+    try:
+        with closing(connection):
+            connection.request("GET", f"{parts.path.rstrip('/')}{path}")
+            response = connection.getresponse()
+            return response.status, response.read(max_bytes), perf_counter() - started_s
+    except (OSError, http.client.HTTPException) as error:
+        timeout_text = f"no answer within {PROBE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
+        reason = timeout_text or getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise LinkError(reason) from error
 
 
 def _restarts_text(own: Supervised | None) -> str:

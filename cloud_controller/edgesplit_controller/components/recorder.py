@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from edgesplit.errors import EdgeError
 from edgesplit_controller.components.probes import Probe, ProbeResult
-from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.components import ComponentStateRow
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class StatusRecorder:
                     session.add(row)
                 if row.state != result.state:
                     row.since = now
+                    if result.state == "bad" and result.event:
+                        record_event(session, now, "controller", result.event, result.name, reason=result.text)
                 if (row.state, row.text) != (result.state, result.text) or now - row.at >= REFRESH_S:
                     row.state, row.text, row.at = result.state, result.text[:MAX_TEXT_CHARS], now
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgesplit.mqtt.messages import PowerState, Reported, Telemetry
+from edgesplit.mqtt.messages import ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED, PowerState, Reported, Telemetry
 from edgesplit.mqtt.telemetry import MachineState
 
 MAX_TEXT_CHARS = 200
@@ -29,6 +29,10 @@ and has not."""
 UNRESPONSIVE_S = 600.0
 """Seconds online without acting on the newest statement after which it is a condition: the statement is withheld, or
 the agent hangs."""
+OFFLOAD_FLOOD_S = 300.0
+"""Seconds without a report of the offload server after which a device no longer floods it."""
+SELF_REPORTED = (ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED)
+"""Conditions that a device finds itself. Their beginning is an event."""
 FAILED_STATES: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"})
 """States of a release that count as failures."""
 
@@ -48,6 +52,11 @@ REMEDIES: Mapping[str, str] = {
     " of the keys",
     "copied": "two agents use its identity: revoke it, and create a new claim for each",
     "flooding": "it sends more messages than a correct agent: inspect it, or revoke it",
+    "flooding offload server": "an offload server keeps refusing its connections or requests: inspect it, or revoke it",
+    ENDPOINT_FLOODED: "a program on the device is refused by the local endpoint again and again: find it by its user",
+    GATEWAY_FLOODED: "this gateway keeps refusing the device that is named: inspect that device, or revoke it",
+    LIST_EXPIRED: "this gateway has had no revocation list from the controller for a month, and serves devices revoked"
+    " since: check its way to the API",
     "certificate expires": "its agent has not renewed it: read its log (`edgectl device logs`), or create a new"
     " claim for it",
     "unresponsive": "it is online and does not apply the newest statement: restart its agent, and read its log",
@@ -64,6 +73,9 @@ def from_telemetry(message: Telemetry, clock_off: float | None) -> dict[str, str
     moment = message.measured_at
     if message.statement_expires and moment is not None and moment.unix_s > message.statement_expires:
         conditions["stale metadata"] = "its statement has expired by its own clock"
+    conditions.update(
+        (reported.kind, reported.text) for reported in message.conditions if reported.kind in SELF_REPORTED
+    )
     store = message.backlog
     if store is not None and (dropped := store.dropped_idle + store.dropped_busy + store.dropped_failures):
         conditions["telemetry dropped"] = (

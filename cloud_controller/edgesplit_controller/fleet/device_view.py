@@ -91,6 +91,10 @@ def conditions(device: Device, state: State, page: DevicePage, now: float) -> li
         result.append(_condition("copied", copied, "two agents connect alternately under its name"))
     if flood is not None and flood.held_until > now:
         result.append(_condition("flooding", flood.at, f"quarantined, {flood.times} times in a row"))
+    offload_flood = page.offload_floods.get(device.name)
+    if offload_flood is not None and offload_flood.at > now - causes.OFFLOAD_FLOOD_S:
+        text = f"an offload server refused it {offload_flood.refused} times in two minutes: {offload_flood.reasons}"
+        result.append(_condition("flooding offload server", offload_flood.since, text))
     expires = page.certificates.get(device.name)
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
         remaining = f"it expires in {(expires - now) / 86_400:.0f} days" if expires > now else "it has expired"

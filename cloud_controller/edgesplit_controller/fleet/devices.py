@@ -30,6 +30,7 @@ from edgesplit.mqtt import messages
 from edgesplit_controller.errors import Conflict, PermissionDenied, Unauthenticated, not_found
 from edgesplit_controller.fleet import ingest, removal
 from edgesplit_controller.fleet.change_feed import REMOVED
+from edgesplit_controller.fleet.conditions import OFFLOAD_FLOOD_S
 from edgesplit_controller.fleet.ingest import IngestResult
 from edgesplit_controller.fleet.selector import DeviceAttributes, Selector, parse_selector
 from edgesplit_controller.storage.database import Database, lock_device, record_event
@@ -40,6 +41,7 @@ from edgesplit_controller.storage.tables.core import (
     Desired,
     Device,
     FloodRow,
+    OffloadFloodRow,
     TelemetryRow,
 )
 
@@ -257,6 +259,21 @@ class Devices:
                 detail = {"dropped": dropped, "held_until": flood.held_until, "times": flood.times}
                 record_event(session, now, name, "device.flooding", name, **detail)
             return True
+
+    def record_offload_flood(self, name: str, refused: int, reasons: str) -> None:
+        """Record that an offload server refused the device `refused` times lately, again and again. The first of
+        several such reports is an event. A name that is no device's is ignored."""
+        now = self._now()
+        with self._database.write() as session:
+            device = lock_device(session, name)
+            if device is None:
+                return
+            row = session.get(OffloadFloodRow, name)
+            begins = row is None or now - row.at > OFFLOAD_FLOOD_S
+            since = now if row is None or begins else row.since
+            session.merge(OffloadFloodRow(device=name, since=since, at=now, refused=refused, reasons=reasons))
+            if begins:
+                record_event(session, now, name, "device.flooding_offload", name, refused=refused, reasons=reasons)
 
     def release_quarantined(self) -> list[str]:
         """Devices whose quarantine ended since the last call; the revocation list must be published without them."""

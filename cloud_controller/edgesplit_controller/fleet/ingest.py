@@ -282,6 +282,8 @@ class _IngestBatch:
             if row is None:
                 row = rows[kind] = ConditionRow(device=name, kind=kind, source=source, since=self._now, text=text)
                 self._session.add(row)
+                if kind in conditions.SELF_REPORTED:
+                    record_event(self._session, self._now, name, f"device.{kind.replace(' ', '_')}", name, text=text)
             elif row.text != text:
                 row.text = text
 

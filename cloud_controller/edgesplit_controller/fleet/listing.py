@@ -12,7 +12,15 @@ from sqlalchemy.orm import Session
 from edgesplit.errors import UsageError
 from edgesplit_controller.fleet.overview import STATES, state_column
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.tables.core import AgentStartsRow, CertificateRow, ClaimRow, Desired, Device, FloodRow
+from edgesplit_controller.storage.tables.core import (
+    AgentStartsRow,
+    CertificateRow,
+    ClaimRow,
+    Desired,
+    Device,
+    FloodRow,
+    OffloadFloodRow,
+)
 from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, RunningRow
 
 T = TypeVar("T", Desired, ConditionRow, RunningRow)
@@ -52,6 +60,7 @@ class DevicePage:
     conditions: Mapping[str, list[ConditionRow]]
     copied: Mapping[str, float]
     floods: Mapping[str, FloodRow]
+    offload_floods: Mapping[str, OffloadFloodRow]
     running: Mapping[str, list[RunningRow]]
     certificates: Mapping[str, float]
     """Unix time at which the certificate in use expires, by device."""
@@ -148,11 +157,13 @@ def load_page(
     session_rows = session.scalars(select(DeviceSessionRow).where(DeviceSessionRow.device.in_(names)))
     starts = session.scalars(select(AgentStartsRow).where(AgentStartsRow.device.in_(names)))
     floods = session.scalars(select(FloodRow).where(FloodRow.device.in_(names)))
+    offload_floods = session.scalars(select(OffloadFloodRow).where(OffloadFloodRow.device.in_(names)))
     return DevicePage(
         devices, claims, after=after, certificates=_expiries(session, devices),
         desired=_by_device(session.scalars(desired)), conditions=_by_device(session.scalars(conditions)),
         running=_by_device(session.scalars(running)), sessions={row.device: row for row in session_rows},
         floods={row.device: row for row in floods},
+        offload_floods={row.device: row for row in offload_floods},
         copied={row.device: row.copied for row in starts if row.copied is not None},
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from edgesplit_controller.storage.tables.core import (
     ClaimRow,
     Device,
     FloodRow,
+    OffloadFloodRow,
     ReleaseRow,
 )
 from edgesplit_controller.storage.tables.core import Model as ModelRow
@@ -219,6 +220,9 @@ class _FleetCounts:
             CertificateRow.expires > 0, CertificateRow.expires < now + causes.NEAR_EXPIRY_S,
         )  # fmt: skip
         flooding = and_(FloodRow.device == Device.name, FloodRow.held_until > now)
+        flooding_offload = and_(
+            OffloadFloodRow.device == Device.name, OffloadFloodRow.at > now - causes.OFFLOAD_FLOOD_S
+        )
         copied = and_(AgentStartsRow.device == Device.name, AgentStartsRow.copied.is_not(None))
         unresponsive = and_(
             DeviceSessionRow.device == Device.name,
@@ -229,6 +233,7 @@ class _FleetCounts:
         return [
             ("certificate expires", (CertificateRow, certificate), expires),
             ("flooding", (FloodRow, flooding), FloodRow.at),
+            ("flooding offload server", (OffloadFloodRow, flooding_offload), OffloadFloodRow.since),
             ("copied", (AgentStartsRow, copied), AgentStartsRow.copied),
             ("unresponsive", (DeviceSessionRow, unresponsive), DeviceSessionRow.unresponsive_since),
         ]

@@ -22,6 +22,7 @@ from edgesplit_controller.storage.tables.core import (
     FloodRow,
     GatewayRouteRow,
     GatewayRow,
+    OffloadFloodRow,
     RemovedDeviceRow,
     TelemetryRow,
 )
@@ -36,8 +37,8 @@ from edgesplit_controller.storage.tables.device_state import (
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow
 
 DELETED: tuple[type[Table], ...] = (
-    Desired, AgentStartsRow, FloodRow, DeviceSessionRow, RunningRow, ConditionRow, DeviceBucketRow, TelemetryRow,
-    RolloutDeviceRow, LogBundleRow, GatewayRouteRow, GatewayRow, ClaimRow,
+    Desired, AgentStartsRow, FloodRow, OffloadFloodRow, DeviceSessionRow, RunningRow, ConditionRow, DeviceBucketRow,
+    TelemetryRow, RolloutDeviceRow, LogBundleRow, GatewayRouteRow, GatewayRow, ClaimRow,
 )  # fmt: skip
 """Tables whose rows of a removed device are deleted, in an order that references allow."""
 KEPT: tuple[type[Table], ...] = (CertificateRow, RemovedDeviceRow)

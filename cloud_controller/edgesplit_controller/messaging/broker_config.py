@@ -151,8 +151,9 @@ revoked device itself. COMMAND brings the file in $EDGESPLIT_CRL here, whole, an
     install -m 640 -g mosquitto "$EDGESPLIT_CRL" {place}/.new && mv {place}/.new {place}/revoked.pem
         && pkill -HUP -x mosquitto
 
-and on another one the same by scp and ssh. It runs again every few seconds until it succeeds. The broker's certificate
-lasts a year: write these files anew before its end.
+and on another one the same by scp and ssh. It runs at each start of the controller, at each revocation and every ten
+days, and again every few seconds until it succeeds. The broker's certificate lasts a year, and so does a list: by an
+expired one mosquitto refuses everybody. Write these files anew before the certificate's end.
 """
 )
 _EMQX: Final = (

@@ -21,8 +21,6 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -31,7 +29,7 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.trust.identity import Credentials, load_or_make_key
-from edgesplit_controller.pki.keys import load_or_make_authority_key, load_or_make_web_key, private_bytes, sign_with
+from edgesplit_controller.pki.keys import AUTHORITY_KEY, load_or_make_authority_key, load_or_make_web_key, sign_with
 
 LeafKey = Ed25519PublicKey | EllipticCurvePublicKey
 AUTHORITY: Final = "edgesplit authority"
@@ -41,6 +39,11 @@ LEAF_LIFE: Final = timedelta(days=365)
 """Validity of a leaf certificate."""
 RENEW_BEFORE: Final = timedelta(days=30)
 """A stored leaf certificate is renewed when it is valid for less than this."""
+LIST_LIFE: Final = timedelta(days=30)
+"""Validity of a revocation list; `Revocations` renews it after a third."""
+BROKER_LIST_LIFE: Final = LEAF_LIFE
+"""Validity of a broker's revocation list: as long as the broker's own certificate. OpenSSL, and so mosquitto, refuses
+every client by an expired list, the controller too (docs/decisions/0056)."""
 TAKEOVER_LIFE: Final = timedelta(minutes=10)
 """Validity of a certificate with which the controller takes over, and thereby ends, a device's broker session."""
 BACKDATE: Final = timedelta(days=1)
@@ -63,11 +66,11 @@ class Authority:
         self._name = name
         self._leaf_life = leaf_life
         self.certificate_file = folder / "ca.pem"
-        self._key = load_or_make_authority_key(folder / "ca.key")
+        self._key = load_or_make_authority_key(folder / AUTHORITY_KEY)
         self._certificate = _load_certificate(self.certificate_file) or self._make()
         if self._certificate.public_key() != self._key.public_key():
             raise UsageError(
-                f"{self.certificate_file} does not belong to {folder / 'ca.key'}: restore both from one backup"
+                f"{self.certificate_file} does not belong to {folder / AUTHORITY_KEY}: restore both from one backup"
             )
 
     @property
@@ -122,14 +125,11 @@ class Authority:
             raise MalformedMessage("not a device's certificate")
         return certificate
 
-    def revocation_list(self, serials: Iterable[int]) -> bytes:
-        """A signed certificate revocation list (PEM) of these serial numbers.
-
-        It does not expire before the CA does: an expired list would lock out every client.
-        """
+    def revocation_list(self, serials: Iterable[int], life: timedelta = LIST_LIFE) -> bytes:
+        """A signed certificate revocation list (PEM) of these serial numbers, valid for `life`."""
         now = datetime.now(timezone.utc)
         builder = x509.CertificateRevocationListBuilder(
-            issuer_name=self._certificate.subject, last_update=now - BACKDATE, next_update=now + AUTHORITY_LIFE
+            issuer_name=self._certificate.subject, last_update=now - BACKDATE, next_update=now + life
         )
         for serial in sorted(set(serials)):
             entry = x509.RevokedCertificateBuilder(serial_number=serial, revocation_date=now)
@@ -139,12 +139,6 @@ class Authority:
             x509.CRLNumber(int(now.timestamp() * 1000)), critical=False
         )
         return sign_with(unsigned_list, self._key).public_bytes(Encoding.PEM)
-
-    def derive_secret(self, purpose: str) -> str:
-        """A secret (hex) for that purpose, derived from the CA key: the same in every process of this installation, and
-        unknown to others."""
-        key = private_bytes(self._key)
-        return HKDF(algorithm=SHA256(), length=16, salt=None, info=f"edgesplit {purpose}".encode()).derive(key).hex()
 
     def takeover_context(self, name: str) -> ssl.SSLContext:
         """TLS context for one connection under a device's own name, so that the broker ends the existing session of

@@ -20,6 +20,8 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 
 AuthorityKey = Ed25519PrivateKey | EllipticCurvePrivateKey
+AUTHORITY_KEY = "ca.key"
+"""File with a certificate authority's key, in its folder."""
 Signed = TypeVar("Signed", covariant=True)
 
 
@@ -56,7 +58,7 @@ def sign_with(builder: Builder[Signed], key: AuthorityKey) -> Signed:
 
 
 def private_bytes(key: AuthorityKey) -> bytes:
-    """The private scalar or seed alone (32 bytes), to derive other secrets from."""
+    """The private scalar or seed alone (32 bytes)."""
     if isinstance(key, Ed25519PrivateKey):
         return key.private_bytes_raw()
     return key.private_numbers().private_value.to_bytes(32, "big")

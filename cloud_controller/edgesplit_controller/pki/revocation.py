@@ -1,10 +1,11 @@
 """Revocation of certificates: publishes the revocation list that broker and offload servers check, and ends the broker
 session of a revoked device.
 
-A list only keeps a certificate from connecting again, so the existing session is ended besides: the controller connects
-once under the device's own name, with a certificate valid for minutes, and the broker disconnects the older session of
-that client id (MQTT 5, 3.1.4-3). That needs only behaviour that every broker guarantees. A device that is heard
-although it was revoked connected between the two steps; the receiver of its message calls `end_session` again.
+A list is published when it changes, and renewed when a third of its validity has passed. It only keeps a certificate
+from connecting again, so the existing session is ended besides: the controller connects once under the device's own
+name, with a certificate valid for minutes, and the broker disconnects the older session of that client id (MQTT 5,
+3.1.4-3). That needs only behaviour that every broker guarantees. A device that is heard although it was revoked
+connected between the two steps; the receiver of its message calls `end_session` again.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import fcntl
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 from edgesplit.atomic_files import make_folders, write_durably
+from edgesplit.errors import TrustError
 from edgesplit.mqtt.session import Session
+from edgesplit.trust.revocation import authority_key, parse_revocation_list
 from edgesplit_controller.pki.authority import Authority
 
 log = logging.getLogger(__name__)
@@ -42,14 +47,17 @@ class Revocations:
     """The revocation list of one installation, and the end of revoked sessions. Call `start` before `end_session`."""
 
     def __init__(
-        self, authority: Authority, revoked: Callable[[], Iterable[int]], files: Sequence[Path], broker: tuple[str, int]
-    ) -> None:
-        """`revoked` returns the serial numbers to list. The list is written to each of `files`; `reload_if_changed`
-        checks the first, and the lock file lies beside it."""
+        self, authority: Authority, revoked: Callable[[], Iterable[int]], files: Mapping[Path, timedelta],
+        broker: tuple[str, int], *, now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`revoked` returns the serial numbers to list. The list is written to each of `files`, with that validity;
+        `reload_if_changed` checks the first, and the lock file lies beside it."""
         self._authority = authority
         self._revoked = revoked
         self._files = files
+        self._first_file = next(iter(files))
         self._broker = broker
+        self._now = now
         self._readers: list[ListReader] = []
         self._readers_of_all: list[ListReader] = []
         self._publishing = threading.Lock()
@@ -72,9 +80,8 @@ class Revocations:
         # The serial numbers are read under both locks: otherwise an older list could be written over a newer one.
         with self._publishing, self._file_lock():
             self._listed = frozenset(self._revoked())
-            list_pem = self._authority.revocation_list(self._listed)
-            for file in self._files:
-                write_durably(file, list_pem)
+            for file, life in self._files.items():
+                write_durably(file, self._authority.revocation_list(self._listed, life))
             self._seen_modified_ns = self._modified_ns()
             for reader in self._readers:
                 reader.reload()
@@ -83,6 +90,19 @@ class Revocations:
         """Publish if the revoked serial numbers differ from those this process published last."""
         if frozenset(self._revoked()) != self._listed:
             self.publish()
+
+    def publish_if_due(self) -> None:
+        """Publish if a published list is missing, is not ours, or must be renewed by the clock."""
+        if any(self._is_due(file) for file in self._files):
+            self.publish()
+
+    def _is_due(self, file: Path) -> bool:
+        try:
+            published = parse_revocation_list(file.read_bytes(), authority_key(self._authority.certificate_file), file)
+        except (OSError, TrustError) as error:
+            log.error("publishing the revocation list again: %s", error)
+            return True
+        return published.is_due(self._now())
 
     def reload_if_changed(self) -> None:
         """Make readers reload if another process has published a list."""
@@ -94,14 +114,14 @@ class Revocations:
 
     def _modified_ns(self) -> int:
         try:
-            return self._files[0].stat().st_mtime_ns
+            return self._first_file.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     @contextmanager
     def _file_lock(self) -> Iterator[None]:
         """Exclude publication by other processes (lock file)."""
-        lock = self._files[0].with_name(".publishing")
+        lock = self._first_file.with_name(".publishing")
         make_folders(lock.parent)
         with lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Delivers each new revocation list to an external broker, by a shell command that the operator configured.
+"""Delivers each new or renewed revocation list to an external broker, by a shell command that the operator configured.
 
 The command runs with the path of the list in $EDGESPLIT_CRL. It is retried until it succeeds; a list published
 meanwhile is delivered by the next run. The effect of a late list is limited by the end of the session
@@ -30,6 +30,8 @@ class RevocationCommand:
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="revocation-command", daemon=True)
+        self.problem = ""
+        """Why the newest list has not been delivered; empty once it has."""
 
     def start(self) -> None:
         """Start the thread; the command runs for the present list first."""
@@ -53,8 +55,9 @@ class RevocationCommand:
             if self._stopping.is_set():
                 return
             self._changed.clear()  # before the run: a list published during it leads to another run
-            if problem := self._run_command():
-                log.error("--on-revocation failed, the broker may use an old list: %s", problem)
+            self.problem = self._run_command()
+            if self.problem:
+                log.error("--on-revocation failed, the broker may use an old list: %s", self.problem)
                 self._stopping.wait(RETRY_S)
                 self._changed.set()
 

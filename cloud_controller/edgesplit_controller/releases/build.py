@@ -20,6 +20,7 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.crypto.key_file import write_keys
+from edgesplit.crypto.permitted_devices import append_permitted
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
 from edgesplit.identifiers import ModelRef, sha256_hex
 from edgesplit.limits import LIMITS
@@ -44,6 +45,7 @@ from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
+from edgesplit_controller.releases.permitted_devices import PermittedDevices
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
@@ -73,6 +75,7 @@ class ReleaseBuilder:
         self._repository = repository
         self._offload_releases = offload_releases
         self._content_keys = content_keys
+        self.permitted_devices = PermittedDevices(database, offload_releases)
         self._now = now
         self._manifests: OrderedDict[str, tuple[Manifest, tuple[str, ...]]] = OrderedDict()
         self._lock = threading.Lock()
@@ -203,12 +206,20 @@ class ReleaseBuilder:
         return manifest is not None and (is_agent_release(manifest) or device_class in manifest.plans)
 
     def wrap_keys_for_device(self, device: Device, digest: str) -> bytes:
-        """Content keys that a device needs for a release; empty for a release in clear."""
-        return self._content_keys.wrap_for_device(device, digest, self.manifest(digest))
+        """Content keys that a device needs for a release; empty for a release in clear. Whoever is given some may use
+        the remote half."""
+        wrapped = self._content_keys.wrap_for_device(device, digest, self.manifest(digest))
+        if wrapped:
+            self.permitted_devices.add(digest, device.name)
+        return wrapped
 
     def wrap_keys_for_gateway(self, gateway: Device, digest: str) -> bytes:
-        """Content keys that a gateway needs for a release; empty for a release in clear."""
-        return self._content_keys.wrap_for_gateway(gateway, digest, self.manifest(digest))
+        """Content keys that a gateway needs for a release; empty for a release in clear. It may use the remote half, as
+        it asks the cloud for its devices."""
+        wrapped = self._content_keys.wrap_for_gateway(gateway, digest, self.manifest(digest))
+        if wrapped:
+            self.permitted_devices.add(digest, gateway.name)
+        return wrapped
 
     def split_by_gateway(self, digest: str) -> str:
         """The model's name if some plan of that release has a gateway tier; empty otherwise, and for an unknown
@@ -296,6 +307,7 @@ class ReleaseBuilder:
             bootstrap_root=self._repository.root_bytes,
         )  # fmt: skip
         if manifest.is_encrypted:
+            append_permitted(self._offload_releases / digest, ())  # an empty list: no device may use it yet
             write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
 
     def _store(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair]) -> str:

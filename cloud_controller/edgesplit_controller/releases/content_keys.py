@@ -8,18 +8,14 @@ release.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from cryptography import x509
 
-from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.key_wrapping import verify_encryption_key, wrap
 from edgesplit.crypto.slice_encryption import (
-    KEY_BYTES,
     ContentKey,
     encrypt_golden,
     encrypt_slice,
@@ -38,6 +34,7 @@ from edgesplit.release.manifest import (
 )
 from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.model_registry.golden import GoldenPair
+from edgesplit_controller.pki.secret_file import load_or_make_secret
 from edgesplit_controller.storage.tables.core import Device
 from edgesplit_partitioner.slicing import CutSlice
 
@@ -101,21 +98,8 @@ class ContentKeys:
 
 def load_or_make_content_keys(path: Path) -> ContentKeys:
     """The keys derived from the secret in `path`, which is created if there is none; UsageError if it is corrupt."""
-    try:
-        secret = path.read_bytes()
-    except FileNotFoundError:
-        secret = secrets.token_bytes(KEY_BYTES)
-        write_durably(path, secret, mode=0o600)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if len(secret) != KEY_BYTES:
-        raise UsageError(
-            f"{path} is corrupt ({len(secret)} bytes instead of {KEY_BYTES}): restore it from a backup; without one"
-            " move it away, and deploy encrypted models again"
-        )
-    if path.stat().st_mode & 0o077:
-        os.chmod(path, 0o600)
-    return ContentKeys(secret)
+    hint = "restore it from a backup; without one move it away, and deploy encrypted models again"
+    return ContentKeys(load_or_make_secret(path, hint))
 
 
 def check_can_decrypt(devices: Iterable[Device]) -> None:

@@ -26,6 +26,7 @@ from edgesplit.http1.admission import (
     AdmittedConnection,
     OnRefused,
     RefusalLog,
+    Refusals,
     client_of,
     reason_of,
 )
@@ -149,6 +150,10 @@ class HttpServer:
                     connection.check_deadline(now)
             self._timer_at = now + min(CHECK_INTERVAL_S, LIMITS.handshake_s) if self._connections else math.inf
         return self._timer_at
+
+    def recent_refusals(self) -> Refusals:
+        """The recent refusals by client and reason. From any thread."""
+        return self._refusals.recent(monotonic())
 
     # The connections' owner (`ConnectionOwner`)
 

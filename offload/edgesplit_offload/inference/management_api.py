@@ -1,9 +1,9 @@
 """Operators' API beside inference, in the format of Triton's extensions: model index, load and unload, statistics, log
-and trace settings, shared memory.
+and trace settings, shared memory; and the server's status, for the controller.
 
 Changes are for operators: clients with the operator certificate, or every client on a server without certificates,
-which listens on loopback only. With several serving processes every one of them gets the change, and figures are
-summed.
+which listens on loopback only. Devices see the models that they may use. With several serving processes every one of
+them gets the change, and figures are summed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 from edgesplit.decoding import decode_json
 from edgesplit.errors import NotFound, UsageError
+from edgesplit.http1.admission import CERTIFICATE, Refusals, flooding_clients, sum_refusals
 from edgesplit.http1.head import Refused
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.statistics import StatisticsEntry
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
+from edgesplit_offload.models.permissions import OPERATOR, ReleasePermissions
 from edgesplit_offload.models.repository import VERSION, ModelRepository
 from edgesplit_offload.observability.statistics import StatisticsRecorder, of_models, sum_processes
 from edgesplit_offload.processes.peers import PeerProcesses
 
 log = logging.getLogger(__name__)
 
-OPERATOR = "operator"
-"""Common name in the certificate of a client that may change something: issued by the controller, and impossible for a
-device."""
-INDEX, LOAD, UNLOAD, STATISTICS, LOGGING = "index", "load", "unload", "statistics", "logging"
+INDEX, LOAD, UNLOAD, STATISTICS, LOGGING, REFUSALS = "index", "load", "unload", "statistics", "logging", "refusals"
+STATUS_PATH = "/v2/edgesplit/status"
 _LEVELS: tuple[tuple[str, int], ...] = (
     ("log_info", logging.INFO),
     ("log_warning", logging.WARNING),
@@ -42,6 +42,7 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/stats", "statistics"),
     ("GET", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", "trace"),
     ("POST", r"/v2(?:/models/(?P<model>[^/]+))?/trace/setting", "set_trace"),
+    ("GET", STATUS_PATH, "status"),
     ("GET", r"/v2/logging", "logging"),
     ("POST", r"/v2/logging", "set_logging"),
     ("GET", r"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/status", "regions"),
@@ -58,19 +59,28 @@ class Management:
     """Answers the management requests for a repository of models."""
 
     def __init__(
-        self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool
-    ) -> None:
+        self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool,
+        permissions: ReleasePermissions, refusals: Callable[[], Refusals], list_expires: Callable[[], float | None],
+        keeps_network: Callable[[], str], own_client: str = "",
+    ) -> None:  # fmt: skip
+        """`refusals` returns the recent refusals of this process, `list_expires` the Unix time at which the revocation
+        list expires (None: there is none), `keeps_network` why this process can open connections. `own_client`: the
+        name in the certificate by which a gateway's agent asks."""
         self._models = models
         self._model_statistics = statistics
         self._peers = peers
         self._mutual = mutual
+        self._permissions = permissions
+        self._keeps_network = keeps_network
+        self._status_readers = {OPERATOR, own_client} - {""}
+        self._list_expires = list_expires
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, pattern, getattr(self, f"_{name}")) for method, pattern, name in _PATTERNS
         ]
         self.answerers: Mapping[str, Callable[[Any], Any]] = {
             INDEX: lambda _: models.models(), LOAD: lambda model: models.model(model).half.load(),
             UNLOAD: lambda model: models.model(model).half.unload(), STATISTICS: lambda _: statistics.snapshot(),
-            LOGGING: _set_levels,
+            LOGGING: _set_levels, REFUSALS: lambda _: {client: dict(reasons) for client, reasons in refusals().items()},
         }  # fmt: skip
 
     def answer(self, request: Request, path: str) -> Response | None:
@@ -108,7 +118,7 @@ class Management:
         entries = [
             {"name": name, "version": VERSION, "state": "READY", **({} if loaded else {"reason": "loaded on demand"})}
             for name, loaded in sorted(models.items())
-            if loaded or not only_ready
+            if (loaded or not only_ready) and self._permissions.allows_model(name, request.peer)
         ]
         return json_response(200, entries)
 
@@ -130,21 +140,41 @@ class Management:
         self._peers.change(question, model)
         return Response()
 
-    def _statistics(self, _: Request, groups: Mapping[str, str]) -> Response:
+    def _statistics(self, request: Request, groups: Mapping[str, str]) -> Response:
         if groups.get("version", VERSION) != VERSION:
             raise NotFound(f"model {groups['model'][:200]!r} has no version {groups['version'][:80]!r}")
+        if "model" in groups:
+            self._permissions.check_model(groups["model"], request.peer)
         counted: list[StatisticsEntry] = sum_processes(self._peers.ask(STATISTICS))
         models = (
             [self._models.model(groups["model"]).name]
             if "model" in groups
-            else [model_statistics["name"] for model_statistics in counted]
+            else [entry["name"] for entry in counted if self._permissions.allows_model(entry["name"], request.peer)]
         )
         return json_response(200, of_models(models, counted))
 
+    def _status(self, request: Request, _: Mapping[str, str]) -> Response:
+        """What the controller shows of this server: `refused_clients` names the certificates that are refused again
+        and again, `revocation_list_expires` is a Unix time or null, `keeps_network` says why it is not confined."""
+        if self._mutual and request.peer not in self._status_readers:
+            return error_response(403, "this is for the controller")
+        floods = flooding_clients(sum_refusals(self._peers.ask(REFUSALS)))
+        refused = [
+            {"device": client.removeprefix(CERTIFICATE), "refused": count, "reasons": reasons}
+            for client, (count, reasons) in sorted(floods.items())
+            if client.startswith(CERTIFICATE)
+        ]
+        status = {
+            "refused_clients": refused, "revocation_list_expires": self._list_expires(),
+            "keeps_network": self._keeps_network(),
+        }  # fmt: skip
+        return json_response(200, status)
+
     # Settings
 
-    def _trace(self, _: Request, groups: Mapping[str, str]) -> Response:
+    def _trace(self, request: Request, groups: Mapping[str, str]) -> Response:
         if "model" in groups:
+            self._permissions.check_model(groups["model"], request.peer)
             self._models.model(groups["model"])
         return json_response(200, TRACE_SETTINGS)
 

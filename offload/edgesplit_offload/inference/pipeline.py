@@ -29,6 +29,7 @@ from edgesplit_offload.batching.remote_batcher import RemoteBatcher
 from edgesplit_offload.frontend.event_loop import EventLoop
 from edgesplit_offload.inference.gateway_relay import NOT_HERE, NextTier, RowRequest, Tensors, request_timeout_s
 from edgesplit_offload.models.fast_codec import FastRequest
+from edgesplit_offload.models.permissions import ReleasePermissions
 from edgesplit_offload.models.remote_half import RemoteHalf
 from edgesplit_offload.models.repository import VERSION, ModelRepository, RemoteModel
 from edgesplit_offload.observability.request_metrics import RELAYED, MetricsRecorder, RequestMetrics, outcome_label
@@ -93,10 +94,13 @@ class InferencePipeline:
         recorders: tuple[MetricsRecorder, StatisticsRecorder],
         on_requested: Callable[[RemoteHalf], None],
         next_tier: NextTier | None = None,
+        *,
+        permissions: ReleasePermissions,
     ) -> None:
         """`on_requested` is called with each remote half that is requested, so that its batching benefit is measured
         some time. `next_tier`: of a gateway."""
         self._models = models
+        self._permissions = permissions
         self._scheduler = scheduler
         self._loop = loop
         self._remote_batcher = remote_batcher
@@ -112,6 +116,8 @@ class InferencePipeline:
         )  # fmt: skip
         try:
             model = self._models.open_model(route.name) if route.is_quick else None
+            if model is not None:
+                self._permissions.check(model.half.digest, request.peer)
         except Exception as error:  # any failure becomes the answer
             self._fail(inference, error)
             return
@@ -140,6 +146,7 @@ class InferencePipeline:
         """In another thread: open the release, decode the request and load the model, then run it."""
         metrics = inference.metrics
         try:
+            self._permissions.check_model(inference.route.name, inference.request.peer)
             with metrics.trace_scope():
                 model = self._models.model(inference.route.name)
             if not self._decode(inference, model):

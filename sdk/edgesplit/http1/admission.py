@@ -14,7 +14,7 @@ import logging
 import math
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edgesplit.http1.head import Refused
@@ -28,6 +28,13 @@ CONNECTION_SHARE = 0.5
 LOG_INTERVAL_S = 60.0
 """Interval in seconds at which refusals of one client, for one reason, are logged again."""
 MAX_LOGGED_CLIENTS = 1_024
+FLOOD_REFUSALS = 20
+"""Refusals of one client within `REFUSALS_WINDOW_S` that make it a flood. An honest client on a slow link, or with a
+stale route, makes fewer: it waits between its attempts."""
+REFUSALS_WINDOW_S = 120.0
+"""Refusals of at least half of this time, and at most of the whole, are counted together."""
+CERTIFICATE = "certificate "
+"""Prefix of a client that has shown a certificate; its name follows."""
 IPV6_NETWORK_BITS = 64
 """One holder of an IPv6 network has all addresses in it."""
 CONNECTIONS, DISPLACED, BYTES, FULL, SLOW, REVOKED, FORBIDDEN, MALFORMED = REASONS = (
@@ -37,6 +44,8 @@ CONNECTIONS, DISPLACED, BYTES, FULL, SLOW, REVOKED, FORBIDDEN, MALFORMED = REASO
 up; the server is full; too slow; the certificate was revoked; the route is not theirs, or does not exist; not a request
 that the server takes."""
 _REASON_BY_STATUS = {403: FORBIDDEN, 404: FORBIDDEN, 405: FORBIDDEN, 408: SLOW, 429: BYTES, 503: FULL}
+Refusals = dict[str, Counter[str]]
+"""Refusals by client and reason."""
 OnRefused = Callable[[str, str], None]
 """Called with the name in the client's certificate (empty without one) and the reason."""
 
@@ -89,7 +98,7 @@ class AdmissionControl:
     def identify(self, connection: AdmittedConnection, certificate: str) -> AdmittedConnection | None:
         """The connection has shown a certificate with this name, for which it is counted from now on; returns the
         connection that gives way, if any. Raises Refused if this client has too many."""
-        client = f"certificate {certificate}"
+        client = f"{CERTIFICATE}{certificate}"
         displaced = self._displaced_by_share(client)
         if displaced is not None:
             self.remove(displaced)
@@ -188,13 +197,32 @@ class AdmissionControl:
 
 
 class RefusalLog:
-    """Logs who was refused and why, once a minute for each client and reason, however often it happens."""
+    """Logs who was refused and why, once a minute for each client and reason, however often it happens, and counts the
+    recent refusals of each."""
 
     def __init__(self) -> None:
         self._logged: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._counts: tuple[Refusals, Refusals] = {}, {}
+        """Refusals of the half window that has ended, and of the present one."""
+        self._counted_since = -math.inf
+
+    def recent(self, now: float) -> Refusals:
+        """The recent refusals by client and reason."""
+        self._end_half_window(now)
+        return sum_refusals(self._counts)
+
+    def _end_half_window(self, now: float) -> None:
+        age_s = now - self._counted_since
+        if age_s >= REFUSALS_WINDOW_S / 2:
+            self._counts = (self._counts[1] if age_s < REFUSALS_WINDOW_S else {}), {}
+            self._counted_since = now
 
     def record(self, client: str, reason: str, text: str, now: float) -> None:
-        """Log that `client` was refused for `reason`, with the details `text`."""
+        """Log and count that `client` was refused for `reason`, with the details `text`."""
+        self._end_half_window(now)
+        counts = self._counts[1]
+        if client in counts or len(counts) < MAX_LOGGED_CLIENTS:
+            counts.setdefault(client, Counter())[reason] += 1
         key = client, reason
         logged_at, unlogged = self._logged.get(key, (-math.inf, 0))
         if now - logged_at < LOG_INTERVAL_S:
@@ -206,6 +234,26 @@ class RefusalLog:
             self._logged.popitem(last=False)
         since = f" ({unlogged} more since the last such line)" if unlogged else ""
         log.warning("refused %s: %s: %s%s", client, reason, text, since)
+
+
+def sum_refusals(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> Refusals:
+    """Refusals of several periods or processes, summed."""
+    total: Refusals = {}
+    for part in parts:
+        for client, reasons in list(part.items()):  # copied, as another thread may be counting
+            total.setdefault(client, Counter()).update(dict(reasons))
+    return total
+
+
+def flooding_clients(refusals: Refusals) -> dict[str, tuple[int, str]]:
+    """The clients whose recent refusals are a flood: their number, and the reasons, most frequent first. Who is refused
+    because the server is full may be the victim, so that does not count."""
+    floods = {}
+    for client, reasons in refusals.items():
+        counted = Counter({reason: count for reason, count in reasons.items() if reason != FULL})
+        if counted.total() >= FLOOD_REFUSALS:
+            floods[client] = counted.total(), ", ".join(reason for reason, _ in counted.most_common())
+    return floods
 
 
 def reason_of(status: int) -> str:

@@ -32,6 +32,7 @@ from edgesplit.http1.admission import (
     AdmissionControl,
     AdmittedConnection,
     RefusalLog,
+    Refusals,
     client_of,
     reason_of,
 )
@@ -415,6 +416,11 @@ class Server:
             self._admission.finish(connection, monotonic())
             if self.is_stopping:  # only `stop` waits for this condition
                 self._changed.notify_all()
+
+    def recent_refusals(self) -> Refusals:
+        """The recent refusals by client and reason."""
+        with self._lock:
+            return self._refusals.recent(monotonic())
 
     def record_refusal(self, connection: AdmittedConnection, reason: str, text: str) -> None:
         """Log that the connection's client was refused something."""

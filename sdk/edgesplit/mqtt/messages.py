@@ -80,6 +80,14 @@ def device_of_topic(topic_name: str) -> str:
     return parts[2]
 
 
+ENDPOINT_FLOODED = "endpoint flooded"
+"""A program on the device is refused by the local endpoint again and again."""
+GATEWAY_FLOODED = "gateway flooded"
+"""A gateway's server refuses a device again and again."""
+LIST_EXPIRED = "revocation list expired"
+"""A gateway's revocation list has expired."""
+
+
 class Birth(msgspec.Struct, frozen=True, tag="birth"):
     """A device has connected."""
 
@@ -224,6 +232,16 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     under_voltage_since_boot: bool = False
 
 
+class ReportedCondition(msgspec.Struct, frozen=True, array_like=True):
+    """A condition that the device found itself."""
+
+    kind: Annotated[str, Meta(pattern="^[a-z ]{1,40}$", max_length=40)]
+    """One of `ENDPOINT_FLOODED`, `GATEWAY_FLOODED` and `LIST_EXPIRED`. Kinds that a controller does not
+    know are ignored."""
+    text: Annotated[str, Meta(max_length=200)]
+    """Details, for display."""
+
+
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     """Measurements of a device (real or emulated, see `emulated`)."""
 
@@ -251,6 +269,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     machine: MachineState | None = None
     health: Annotated[tuple[ReleaseHealth, ...], Meta(max_length=64)] = ()
     backlog: BacklogState | None = None
+    conditions: Annotated[tuple[ReportedCondition, ...], Meta(max_length=8)] = ()
+    """Conditions that hold now; omitted by agents before 0.3."""
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog"):

@@ -27,7 +27,7 @@ from edgesplit.process.lifecycle import forbid_core_dumps, gain_no_privileges
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _EPERM: Final = 1
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
 _PR_GET_SECCOMP: Final = 21
 _CAPABILITY_VERSION: Final = 0x20080522
 """Version 3 of the kernel's interface to capabilities, which has two words for each set."""
@@ -48,14 +48,15 @@ class _SystemCalls:
     """Numbers of the system calls that the filter knows, on one kind of processor."""
 
     architecture: int
+    seccomp: int
     socket: int
     denied: tuple[int, ...]
     """ptrace, process_vm_readv, process_vm_writev, io_uring_setup (which opens sockets without `socket`)."""
 
 
 _SYSTEM_CALLS: Final = {
-    "x86_64": _SystemCalls(0xC000003E, 41, (101, 310, 311, 425)),
-    "aarch64": _SystemCalls(0xC00000B7, 198, (117, 270, 271, 425)),
+    "x86_64": _SystemCalls(0xC000003E, 317, 41, (101, 310, 311, 425)),
+    "aarch64": _SystemCalls(0xC00000B7, 277, 198, (117, 270, 271, 425)),
 }
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
@@ -140,15 +141,16 @@ def drop_capabilities() -> None:
 
 
 def cut_off_network() -> bool:
-    """Take from this process, for good, sockets to other machines and the memory of other processes (seccomp). False
-    where the kernel does not allow it. The process must not be able to gain privileges (`gain_no_privileges`)."""
+    """Take from this process with all of its threads, for good, new sockets to other machines and the memory of other
+    processes (seccomp). Open sockets stay. False where the kernel does not allow it. The process must not be able to
+    gain privileges (`gain_no_privileges`)."""
     calls = _system_calls()
     if calls is None:
         return False
     code = _filter(calls)
     raw = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(raw))
-    return bool(_LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0) == 0)
+    return bool(_LIBC.syscall(calls.seccomp, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, program) == 0)
 
 
 def _system_calls() -> _SystemCalls | None:

@@ -189,6 +189,15 @@ def _strict(protocol: int) -> ssl.SSLContext:
     return context
 
 
+def certificate_name(file: Path) -> str:
+    """Common name in the certificate in `file` (PEM); UsageError if there is none."""
+    try:
+        subject = x509.load_pem_x509_certificate(file.read_bytes()).subject
+        return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    except (OSError, ValueError, IndexError) as error:
+        raise UsageError(f"{file} cannot be read as a certificate with a name: {error}") from error
+
+
 def peer_name(connection: ssl.SSLSocket | ssl.SSLObject) -> str | None:
     """Common name of the peer's verified certificate; None if it presented none, or one with several common names."""
     subject = (connection.getpeercert() or {}).get("subject", ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -12,6 +14,8 @@ from edgesplit.errors import TrustError, UsageError
 
 AuthorityKey = Ed25519PublicKey | EllipticCurvePublicKey
 """Public key of a certificate authority."""
+RENEWED_AFTER_PART = 1 / 3
+"""Part of its validity after which a revocation list is renewed."""
 
 
 def authority_key(ca_file: Path) -> AuthorityKey:
@@ -25,15 +29,33 @@ def authority_key(ca_file: Path) -> AuthorityKey:
     return key
 
 
-def revoked_serials(raw: bytes, authority: AuthorityKey, name: object = "this") -> frozenset[int]:
-    """Serial numbers in a revocation list (PEM), which is called `name` in errors; TrustError unless the authority
-    signed it."""
+@dataclass(frozen=True, slots=True)
+class RevocationList:
+    """An authentic revocation list. One that has expired still revokes what it lists; newer revocations may be missing
+    in it."""
+
+    serials: frozenset[int]
+    issued: float
+    """Unix time from which it is valid."""
+    expires: float
+    """Unix time until which a newer list must have come."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether it must be renewed, at the Unix time `now`: a third of its validity has passed."""
+        return now >= self.issued + (self.expires - self.issued) * RENEWED_AFTER_PART
+
+
+def parse_revocation_list(raw: bytes, authority: AuthorityKey, name: object = "this") -> RevocationList:
+    """The revocation list in `raw` (PEM), which is called `name` in errors, expired or not; TrustError unless the
+    authority signed it."""
     try:
         crl = x509.load_pem_x509_crl(raw)
         is_authentic = crl.is_signature_valid(authority)
         serials = frozenset(entry.serial_number for entry in crl)
+        issued = crl.last_update_utc.timestamp()
+        expires = crl.next_update_utc.timestamp() if crl.next_update_utc is not None else math.inf
     except Exception as error:  # the OpenSSL binding raises many types for malformed bytes, not only ValueError
         raise TrustError(f"{name} is no revocation list: {error}") from error
     if not is_authentic:
         raise TrustError(f"{name} is not a revocation list of our authority")
-    return serials
+    return RevocationList(serials, issued, expires)

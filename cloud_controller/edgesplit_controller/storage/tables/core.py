@@ -193,6 +193,21 @@ class FloodRow(Table):
     """The revocation list that was published last contains the device."""
 
 
+class OffloadFloodRow(Table):
+    """A device that an offload server refuses again and again, as the server reported last."""
+
+    __tablename__ = "offload_floods"
+
+    device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
+    since: Mapped[float]
+    at: Mapped[float]
+    """When the server last reported it."""
+    refused: Mapped[int]
+    """Refused connections and requests within the server's last two minutes."""
+    reasons: Mapped[str]
+    """Why, by `edgesplit.http1.admission.REASONS`, the most frequent first."""
+
+
 class ReleaseRow(Table):
     """A signed release; its manifest is a blob whose SHA-256 is the digest."""
 

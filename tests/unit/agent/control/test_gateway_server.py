@@ -12,10 +12,12 @@ from cryptography import x509
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import LinkError, TrustError, UsageError
+from edgesplit.mqtt.messages import GATEWAY_FLOODED, LIST_EXPIRED
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit.trust.revocation import authority_key, revoked_serials
+from edgesplit.trust.revocation import authority_key, parse_revocation_list
 from edgesplit_agent.control.gateway_server import GatewayServer, NextTier
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.telemetry.conditions import reported_conditions
 from edgesplit_controller.pki import authority
 from edgesplit_controller.pki.authority import Authority
 
@@ -54,6 +56,7 @@ class Bench:
         self.revoked: list[int] = [7]
         self.trouble: Exception | None = None
         self.forged: bytes = b""
+        self.status = b'{"refused_clients": []}'
         self.taken = False
         self.later_s = 0.0
         """Seconds by which the gateway's clock is ahead."""
@@ -64,7 +67,8 @@ class Bench:
         """The gateway's server as a newly started agent tends it."""
         return GatewayServer(
             self.folder, self.identity, ":8500", NextTier("https://cloud:8500"),
-            post=self._ask, make_process=lambda: Process(self), now=lambda: time() + self.later_s,
+            post=self._ask, make_process=lambda: Process(self), ask_status=lambda: self.status,
+            now=lambda: time() + self.later_s,
         )  # fmt: skip
 
     def _ask(self, what: str, body: bytes) -> bytes:
@@ -82,7 +86,8 @@ class Bench:
         return list(self.lived)
 
     def listed(self) -> frozenset[int]:
-        return revoked_serials((self.home / "revoked.pem").read_bytes(), authority_key(self.folder.ca_file))
+        key = authority_key(self.folder.ca_file)
+        return parse_revocation_list((self.home / "revoked.pem").read_bytes(), key).serials
 
     def serial(self) -> int:
         return x509.load_pem_x509_certificate((self.home / "certificate.pem").read_bytes()).serial_number
@@ -169,3 +174,41 @@ def test_taken_port_is_retried(bench: Bench) -> None:
     assert bench.tend() == ["started"]
     bench.server.stop()
     assert bench.lived == ["started", "stopped"]
+
+
+def test_a_gateways_list_of_ten_years_was_never_renewed(bench: Bench) -> None:
+    """Fetched anew when a third of its validity has passed, although nothing else was revoked."""
+    bench.tend()
+    before = (bench.home / "revoked.pem").read_bytes()
+    bench.later_s = authority.LIST_LIFE.total_seconds() / 2
+    assert bench.tend() == [] and (bench.home / "revoked.pem").read_bytes() != before
+    assert bench.server.list_problem == ""
+
+
+def test_an_expired_list_of_a_gateway_strands_no_device(bench: Bench) -> None:
+    """While the controller cannot be reached for longer than the list is valid, the server goes on, and the agent
+    reports since when; a list that comes ends that."""
+    bench.tend()
+    bench.trouble, bench.later_s = LinkError("no route"), authority.LIST_LIFE.total_seconds() + 1
+    assert bench.tend() == [] and "expired on" in bench.server.list_problem
+    (condition,) = reported_conditions([], bench.server.flood, bench.server.list_problem)
+    assert condition.kind == LIST_EXPIRED and "API cannot be reached" in condition.text
+    bench.trouble, bench.later_s = None, 0.0
+    bench.revoked.append(9)
+    assert bench.tend() == [] and bench.server.list_problem == ""
+
+
+@pytest.mark.parametrize("status", [b"", b"no JSON", b"[]", b'{"error": "only for the controller"}'])
+def test_a_gateways_agent_names_the_device_that_floods_it(bench: Bench, status: bytes) -> None:
+    """The one that is refused most, and nobody once the server does not say so any more."""
+    clients = [
+        {"device": "cam-1", "refused": 24, "reasons": "slow"},
+        {"device": "t1", "refused": 99, "reasons": "bytes"},
+    ]
+    bench.status = json.dumps({"refused_clients": clients, "revocation_list_expires": None}).encode()
+    bench.tend()
+    (condition,) = reported_conditions([], bench.server.flood)
+    assert (condition.kind, condition.text) == (GATEWAY_FLOODED, "t1 was refused 99 times in two minutes: bytes")
+    bench.status = status
+    bench.tend()
+    assert reported_conditions([], bench.server.flood) == ()

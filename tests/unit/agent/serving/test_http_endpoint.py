@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,10 +13,13 @@ import pytest
 
 from edgesplit.client.client import Client
 from edgesplit.errors import NotFound
+from edgesplit.http1.admission import FLOOD_REFUSALS
 from edgesplit.http1.server import Server
 from edgesplit.limits import LIMITS
+from edgesplit.mqtt.messages import ENDPOINT_FLOODED
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.serving.http_endpoint import Endpoint
+from edgesplit_agent.telemetry.conditions import reported_conditions
 from support.agent_engine import EXPECTED, INPUT, LOCAL, active
 
 PATIENCE_S = 20.0
@@ -89,3 +93,15 @@ def test_a_large_input_for_a_model_that_is_not_here_gets_the_reason(server: Serv
     """The refusal reaches a client that is still sending."""
     with Client(server.url) as client, pytest.raises(NotFound, match="no model huge runs here"):
         client.infer("huge", {"x": np.zeros((1, 1_500_000), np.float32)}, deadline_s=PATIENCE_S)
+
+
+def test_nothing_named_the_user_who_attacked_the_endpoint(server: Server) -> None:
+    """Whoever is refused again and again is a condition of the device, by user; a few refusals are none."""
+    for number in range(FLOOD_REFUSALS):
+        with opened(server) as sock:
+            sock.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
+            assert sock.recv(65_536).startswith(b"HTTP/1.1 413")
+        assert bool(reported_conditions([server.recent_refusals()])) is (number + 1 >= FLOOD_REFUSALS)
+    (condition,) = reported_conditions([server.recent_refusals(), {}])
+    assert condition.kind == ENDPOINT_FLOODED
+    assert condition.text == f"user {os.getuid()} was refused {FLOOD_REFUSALS} times in two minutes: malformed"

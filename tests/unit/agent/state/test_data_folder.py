@@ -180,7 +180,12 @@ def test_plain_json_requests_are_accepted(served: str) -> None:
         ({"host": "localhost:8600"}, True),
         ({"host": "127.0.0.1:8600"}, True),
         ({"host": "[::1]:8600"}, True),
-        ({"host": "localhost", "origin": "http://localhost:3000"}, True),
+        ({"host": "localhost:8600", "origin": "http://localhost:8600", "sec-fetch-site": "same-origin"}, True),
+        ({"host": "localhost:8600", "sec-fetch-site": "none"}, True),  # typed into the address bar
+        ({"host": "localhost:8600", "origin": "http://localhost:3000"}, False),
+        ({"host": "localhost:8600", "origin": "http://127.0.0.1:8600"}, False),
+        ({"host": "localhost:8600", "sec-fetch-site": "same-site"}, False),  # a GET by a page of another port
+        ({"host": "localhost:8600", "sec-fetch-site": "cross-site"}, False),
         ({"host": "evil.example:8600"}, False),  # DNS rebinding
         ({"host": "localhost.evil.example"}, False),
         ({"host": "127.0.0.1:8600", "origin": "https://evil.example"}, False),
@@ -189,7 +194,8 @@ def test_plain_json_requests_are_accepted(served: str) -> None:
     ],
 )
 def test_web_page_cannot_reach_the_local_endpoint(headers: dict[str, str], expected: bool) -> None:
-    """Neither across origins nor under a DNS name that was pointed at this machine."""
+    """Neither across origins, those of other ports of this machine included, nor under a DNS name that was pointed at
+    this machine."""
     assert is_local(Request("GET", "/v2", headers=headers)) is expected
 
 

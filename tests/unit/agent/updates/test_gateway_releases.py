@@ -10,7 +10,7 @@ import pytest
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.release.manifest import DesiredRelease, Gateway, Statement
-from edgesplit.trust.revocation import authority_key, revoked_serials
+from edgesplit.trust.revocation import authority_key, parse_revocation_list
 from edgesplit_agent.control.gateway_server import listen_address
 from edgesplit_agent.offload.gateway_route import GatewayRoute
 from edgesplit_agent.updates.reconciler import (
@@ -125,10 +125,11 @@ def test_only_the_authoritys_revocation_list_counts(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text(ours.ca_pem)
     key = authority_key(tmp_path / "ca.pem")
     listed = ours.revocation_list([7, 9])
-    assert revoked_serials(listed, key) == {7, 9} and revoked_serials(ours.revocation_list([]), key) == set()
+    assert parse_revocation_list(listed, key).serials == {7, 9}
+    assert parse_revocation_list(ours.revocation_list([]), key).serials == set()
     for wrong in (theirs.revocation_list([7]), b"", b"-----BEGIN X509 CRL-----", listed[:-40]):
         with pytest.raises(TrustError):
-            revoked_serials(wrong, key)
+            parse_revocation_list(wrong, key)
 
 
 def test_gateway_listen_address_is_parsed() -> None:
