@@ -343,7 +343,10 @@ class ReleaseBuilder:
             query = select(ReleaseRow.digest).where(ReleaseRow.model_id == model.id).order_by(ReleaseRow.created.desc())
             digests = session.scalars(query.limit(CACHED_MANIFESTS)).all()
         for digest in digests:
-            dated = msgspec.structs.replace(manifest, created=self.manifest(digest).created)
+            known = self.find(digest)
+            if known is None:  # removed meanwhile
+                continue
+            dated = msgspec.structs.replace(manifest, created=known.created)
             if release_digest(encode_manifest(dated)) == digest:
                 return dated
         return msgspec.structs.replace(manifest, created=iso_time(self._now()))
