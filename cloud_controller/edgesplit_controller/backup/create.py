@@ -80,12 +80,11 @@ def make_backup(
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
-            with SealedWriter(
+            with _nothing_collected(database_url), SealedWriter(
                 raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
                 scrypt_n=scrypt_n,
             ) as sealed:  # fmt: skip
-                with _nothing_collected(database_url):
-                    contents = _write(data, database_url, sealed, keys=keys, blobs=blobs, progress=progress)
+                contents = _write(data, database_url, sealed, keys=keys, blobs=blobs, progress=progress)
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(part, file)

@@ -95,8 +95,8 @@ class Registry:
                 if existing.bindings == bound:
                     return existing
             model = Model(
-                name=name, version=next_model_version(session, name), sha256=digest, optimised_sha256=optimised, bytes=size, input_text=text,
-                bindings=bound, shown=_description(loaded), created=self._now(),
+                name=name, version=next_model_version(session, name), sha256=digest, optimised_sha256=optimised,
+                bytes=size, input_text=text, bindings=bound, shown=_description(loaded), created=self._now(),
             )  # fmt: skip
             session.add(model)
             record_event(session, self._now(), "operator", "model.pushed", model.ref, sha256=digest)

@@ -178,8 +178,8 @@ def _find_version(session: Session, version: str) -> Model | None:
 
 def _add_version(session: Session, version: str, now: float) -> Model:
     model = Model(
-        name=AGENT_MODEL, version=next_model_version(session, AGENT_MODEL), sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
-        shown={"agent": version, "builds": []}, created=now,
+        name=AGENT_MODEL, version=next_model_version(session, AGENT_MODEL), sha256="", optimised_sha256="", bytes=0,
+        input_text="", bindings={}, shown={"agent": version, "builds": []}, created=now,
     )  # fmt: skip
     session.add(model)
     session.flush()

@@ -59,7 +59,7 @@ class Director:
 
     def assign(self, session: Session, device: str, model: str, release: str, deployment: int) -> int:
         """Set the release from which a device runs `model` (its name), in the caller's transaction; return the counter
-        of the new statement. Called by rollouts only. Conflict if the device was revoked or serves too many models, or if
+        of the new statement. Called by rollouts only. Conflict if the device was revoked or serves too many models, or
         the release was removed."""
         device_row = _enrolled_device(session, device)
         if session.get(ReleaseRow, release) is None:

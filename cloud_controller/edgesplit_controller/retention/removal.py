@@ -52,8 +52,8 @@ class Removal:
         return {"models": [model.ref for model in models], "releases": releases}
 
     def remove_release(self, prefix: str) -> dict[str, Any]:
-        """Remove the release whose digest begins with `prefix`, with the releases that are other cuts of it. Conflict if
-        one is in use."""
+        """Remove the release whose digest begins with `prefix`, with the releases that are other cuts of it. Conflict
+        if one is in use."""
         with self._database.write() as session:
             digests = session.scalars(select(ReleaseRow.digest)).all()
             matching = [digest for digest in digests if len(prefix) >= SHORTEST_PREFIX and digest.startswith(prefix)]

@@ -254,7 +254,7 @@ def assigned_releases(session: Session, model: str, names: Collection[str]) -> d
             rows = select(table.device, table.release).where(
                 table.model == model, table.release != "", table.device.in_(batch)
             )
-            releases |= {device: release for device, release in session.execute(rows)}
+            releases |= dict(session.execute(rows).tuples().all())
     return releases
 
 

@@ -241,7 +241,9 @@ class Repository:
             self.store.delete_targets(self._reachable_targets(), before)
         return sorted(Path(path).stem for path in gone | gone_recuts)
 
-    def _publish_without(self, published: PublishedMetadata, releases: Collection[str], recuts: Collection[str]) -> None:
+    def _publish_without(
+        self, published: PublishedMetadata, releases: Collection[str], recuts: Collection[str]
+    ) -> None:
         """Publish the metadata without the targets of these paths."""
         targets = self.signer.next_targets(published) if releases else None
         for path in releases:

@@ -199,7 +199,8 @@ class ModelRepository:
         return model
 
     def close(self, digest: str) -> None:
-        """Close a release that was removed from disk, and free its memory. Requests that still run on it end with it."""
+        """Close a release that was removed from disk, and free its memory. Requests that still run keep what they
+        need."""
         with self._lock:
             closed = self._opened.pop(digest, None)
             self._recent.clear()

@@ -1,5 +1,5 @@
-"""Loads new releases and runs them once when they arrive, so that no device's first request waits for that; closes those
-that were removed.
+"""Loads new releases and runs them once when they arrive, so that no device's first request waits for that; closes
+those that were removed.
 
 A low-priority thread watches the folder of releases. Releases that are there at the start are loaded on demand: a
 server with many models must not load them all because it was restarted. Nothing is evicted for a release that was not
