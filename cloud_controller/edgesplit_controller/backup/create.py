@@ -101,7 +101,8 @@ def _nothing_collected(database_url: str) -> Iterator[None]:
     """Exclude garbage collection while the block runs; Busy while it runs."""
     database = Database(database_url, migrated=False)
     try:
-        with collection_lock(database):
+        with collection_lock(database) as lock:
+            lock.keep_renewed()
             yield
     finally:
         database.close()

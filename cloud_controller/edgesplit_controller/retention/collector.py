@@ -21,8 +21,8 @@ from typing import Any
 from sqlalchemy import delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from edgesplit.errors import EdgeError
 from edgesplit.quantities import format_duration
+from edgesplit.release.manifest import Manifest, decode_manifest
 from edgesplit.release_store import remove_release, stored_releases
 from edgesplit_controller.model_registry.registry import MODELS
 from edgesplit_controller.releases.build import ReleaseBuilder
@@ -36,7 +36,7 @@ from edgesplit_controller.retention.references import (
 from edgesplit_controller.retention.removal import delete_model, delete_release
 from edgesplit_controller.retention.rules import RetentionRules
 from edgesplit_controller.rollout.states import ENDED
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.collection_lock import collection_lock
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
@@ -127,7 +127,7 @@ class Collector:
             going = {row.digest for row, _ in decision.releases}
             kept = self._blobs_in_use(session, going, {model.id for model, _ in decision.models})
             rows = set(self._known_releases()) - going
-        self._count_blobs(kept, before, result, lambda _: True)
+        self._sweep_blobs(kept, before, result, lambda _: True)
         for digest in set(stored_releases(self._offload_releases)) - rows:
             self._count_exported(digest, result)
         listed = {*self._repository.releases(), *self._repository.recuts()}
@@ -156,7 +156,7 @@ class Collector:
             self._delete_exported(lock, result)
             with self._database.read() as session:
                 kept = self._blobs_in_use(session)
-            self._count_blobs(
+            self._sweep_blobs(
                 kept, before, result, lambda sha256: lock.held() and self._blobs.delete_stored_before(sha256, before)
             )
             result.database_bytes = self._database.compact()
@@ -169,6 +169,7 @@ class Collector:
     @contextmanager
     def _writing(self, lock: Lease) -> Iterator[Session]:
         """A write transaction that commits only while this process has the lock."""
+        lock.held()
         with self._database.write() as session:
             lock.check(session)
             yield session
@@ -187,7 +188,7 @@ class Collector:
     ) -> set[str]:
         # A blob that cannot be read ends the collection here: what it refers to is not known, so nothing is unused.
         return referenced_blobs(
-            session, self._releases.manifest, self._blobs.get, without_releases or set(), without_models or set()
+            session, self._manifest, self._blobs.get, without_releases or set(), without_models or set()
         )
 
     # Which releases and models
@@ -198,9 +199,19 @@ class Collector:
 
     def _size(self, digest: str) -> int:
         try:
-            return sum(self._releases.manifest(digest).chunk_list().values())
-        except EdgeError:
+            return sum(self._manifest(digest).chunk_list().values())
+        except BlobLost:
             return 0
+
+    def _manifest(self, digest: str) -> Manifest:
+        """A release's manifest, whether its row was removed meanwhile or not."""
+        try:
+            return decode_manifest(self._blobs.get(digest))
+        except BlobLost as error:
+            raise BlobLost(
+                f"no blob was deleted, because the manifest of release {digest[:16]} is lost and so it is not known"
+                f" which files it needs ({error}): restore a backup, or `edgectl release remove {digest[:16]}`"
+            ) from error
 
     def _decide(self, session: Session, before: float, sizes: Mapping[str, int]) -> _Decision:
         """Choose the releases and models that go, with the reasons why the others stay."""
@@ -295,7 +306,7 @@ class Collector:
         result.exported += 1
         result.exported_bytes += sum(file.stat().st_size for file in files if file.is_file())
 
-    def _count_blobs(
+    def _sweep_blobs(
         self, kept: set[str], before: float, result: CollectionResult, delete_blob: Callable[[str], bool]
     ) -> None:
         """Delete and count the blobs that are not kept and were stored before that time; count the younger ones."""
