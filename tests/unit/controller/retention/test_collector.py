@@ -192,8 +192,8 @@ def test_a_blob_that_a_push_in_progress_refers_to_is_not_deleted(world: Retentio
 def test_a_release_that_is_published_while_garbage_is_collected_is_whole(
     world: RetentionHarness, monkeypatch: pytest.MonkeyPatch, existed: bool
 ) -> None:
-    """Collections run after it is prepared and after it is signed, when no row counts yet; an unused release of the same
-    content goes in one of them. What is published has all its files."""
+    """Collections run after it is prepared and after it is signed, when no row counts yet; an unused release of the
+    same content goes in one of them. What is published has all its files."""
     process = Lease(world.database, "process 1")
     assert process.held()
     if existed:

@@ -218,7 +218,7 @@ def test_aborting_a_first_rollout_withdraws_it_from_devices_that_are_off(world: 
 
 
 def test_a_model_is_undeployed_in_stages(world: RolloutHarness) -> None:
-    """As it is deployed: the next stage loses it once the devices of the one before have confirmed that they ended it."""
+    """As it is deployed: the next stage loses it once the devices of the one before have confirmed its end."""
     world.enrol(*fleet(20))
     number = world.deploy(NOTHING, stages=("10%", "100%"))
     assert sum(not device.wanted for device in world.fleet.values()) == 2
@@ -251,7 +251,7 @@ def test_an_undeployment_is_taken_back(world: RolloutHarness, verb: Verb, state:
 
 
 def test_an_older_rollout_does_not_bring_an_undeployed_model_back(world: RolloutHarness) -> None:
-    """Neither in progress, where devices still wait for it, nor rolled back after its end: the newer rollout decides."""
+    """Neither in progress, where devices still wait for it, nor rolled back after its end: the newer one decides."""
     world.enrol(*fleet(4))
     ended = world.deploy(NEW)
     world.settle()

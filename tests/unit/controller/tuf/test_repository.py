@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -111,11 +112,12 @@ def test_a_crash_at_any_write_of_a_removal_leaves_a_consistent_repository(
     for stop_at in range(3):  # targets, snapshot, timestamp
         world = TrustHarness(tmp_path / str(stop_at))
         gone, kept = world.add(1), world.add(2)
-        writes(lambda world=world, kept=kept: world.repository.unlist(lambda: [kept], LATER), monkeypatch, stop_at)  # type: ignore[misc]
+        remove = partial(world.repository.unlist, [kept].copy, LATER)
+        writes(remove, monkeypatch, stop_at)
         world.repository = world.reopened()
         store = refreshed(world)
         assert store.manifest(gone, world.fetch) and store.manifest(kept, world.fetch)
-        world.repository.unlist(lambda: [kept], LATER)
+        remove()
         assert world.repository.releases() == [kept]
 
 
