@@ -375,10 +375,13 @@ class Controller:
         """Remove a release that nothing uses, by its digest or the begin of it."""
         return self.removal.remove_release(reference)
 
-    def collect_garbage(self, *, dry_run: bool) -> dict[str, Any]:
-        """Delete what the retention rules let go and nothing uses; with `dry_run` only return what that would be."""
-        result = self.collector.preview() if dry_run else self.collector.collect()
-        return {"dry_run": dry_run, "rules": asdict(self.collector.rules), **asdict(result)}
+    def collect_garbage(self, *, dry_run: bool, unused_s: float | None = None) -> dict[str, Any]:
+        """Delete what the retention rules let go and nothing uses; with `dry_run` only return what that would be.
+        `unused_s` replaces the rule for files that nothing refers to."""
+        rules = self.collector.rules
+        collector = self.collector.with_rules(rules if unused_s is None else replace(rules, unused_s=unused_s))
+        result = collector.preview() if dry_run else collector.collect()
+        return {"dry_run": dry_run, "rules": asdict(collector.rules), **asdict(result)}
 
     # ---- devices ----------------------------------------------------------------------------------------------
 

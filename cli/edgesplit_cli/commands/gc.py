@@ -9,22 +9,28 @@ import click
 from rich.text import Text
 
 from edgesplit.quantities import format_duration, format_size
+from edgesplit_cli.options.types import DURATION
 from edgesplit_cli.output import console, json_option, print_result, table
 from edgesplit_cli.settings import connect
 
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted, and why the rest stays.")
+@click.option(
+    "--keep-unused", "keep_unused_s", type=DURATION,
+    help="For this time: how long files that nothing refers to are kept; 0s if no release waits to be signed elsewhere."
+    " [default: as the controller was told]",
+)  # fmt: skip
 @json_option
 @click.pass_obj
-def gc(data: Path, dry_run: bool, as_json: bool) -> None:
+def gc(data: Path, dry_run: bool, keep_unused_s: float | None, as_json: bool) -> None:
     """Delete releases, blobs, copies on the offload server and history that nothing uses.
 
     What runs, is deployed, or may be rolled back to always stays. The controller does this every hour by itself; the
     rules are options of `edgectl up` (--keep-releases, --keep-versions, --keep-history, --keep-unused).
     """
     with console(quiet=as_json).status(Text("collecting garbage")):
-        result = connect(data).post("/v1/collections", {"dry_run": dry_run})
+        result = connect(data).post("/v1/collections", {"dry_run": dry_run, "keep_unused_s": keep_unused_s})
     parts = [] if as_json else _views(result)
     print_result(result, as_json, *parts)
 

@@ -135,6 +135,8 @@ class CollectBody(Body):
     """A garbage collection."""
 
     dry_run: bool = False
+    keep_unused_s: float | None = Field(default=None, ge=0, le=1e9)
+    """In place of the retention rule, for this one."""
 
 
 class SignedBody(DeployBody):

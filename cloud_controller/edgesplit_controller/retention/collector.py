@@ -11,6 +11,7 @@ Leaves to others: telemetry and its sums, which have periods of their own (`hist
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,12 @@ class Collector:
         """The rules in force."""
         return self._rules
 
+    def with_rules(self, rules: RetentionRules) -> Collector:
+        """This collector under other rules."""
+        other = copy.copy(self)
+        other._rules = rules
+        return other
+
     def preview(self) -> CollectionResult:
         """What `collect` would delete now, and what it would keep."""
         result = CollectionResult()
@@ -130,7 +137,7 @@ class Collector:
         self._sweep_blobs(kept, before, result, lambda _: True)
         for digest in set(stored_releases(self._offload_releases)) - rows:
             self._count_exported(digest, result)
-        listed = {*self._repository.releases(), *self._repository.recuts()}
+        listed = {*self._repository.recuts(), *(self._repository.releases() if self._repository.signs_releases else ())}
         result.unlisted = len(listed - rows)
         return result
 

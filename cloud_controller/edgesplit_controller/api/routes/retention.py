@@ -38,4 +38,5 @@ def remove_release(request: Request, reference: str) -> dict[str, Any]:
 @certified.post("/collections", responses=json_response(Collected))
 def collect(request: Request, body: CollectBody | None = None) -> dict[str, Any]:
     """Delete what the retention rules let go and nothing uses; with `dry_run` only tell what that would be."""
-    return controller_of(request).collect_garbage(dry_run=body is not None and body.dry_run)
+    options = body or CollectBody()
+    return controller_of(request).collect_garbage(dry_run=options.dry_run, unused_s=options.keep_unused_s)
