@@ -70,7 +70,7 @@ def rollback_releases(session: Session) -> dict[str, int]:
         .where(RolloutDeviceRow.previous.not_in(("", NOTHING)))
         .distinct()
     )
-    return dict(rows.tuples().all())
+    return {row.previous: row.rollout for row in rows}
 
 
 def referenced_blobs(

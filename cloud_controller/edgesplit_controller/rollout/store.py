@@ -177,12 +177,12 @@ def load_facts(session: Session, rollout: Rollout, names: Collection[str]) -> di
 def _newest_assignments(session: Session, model: str, names: Collection[str]) -> dict[str, int]:
     """The newest rollout of the model that assigned something to each of these devices."""
     query = (
-        select(_Device.device, func.max(_Device.rollout))
+        select(_Device.device, func.max(_Device.rollout).label("newest"))
         .join(RolloutRow, RolloutRow.id == _Device.rollout)
         .where(RolloutRow.model == model, _Device.device.in_(names), _Device.counter > 0)
         .group_by(_Device.device)
     )
-    return dict(session.execute(query).tuples().all())
+    return {row.device: row.newest for row in session.execute(query)}
 
 
 def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | None:
@@ -254,7 +254,7 @@ def assigned_releases(session: Session, model: str, names: Collection[str]) -> d
             rows = select(table.device, table.release).where(
                 table.model == model, table.release != "", table.device.in_(batch)
             )
-            releases |= dict(session.execute(rows).tuples().all())
+            releases |= {row.device: row.release for row in session.execute(rows)}
     return releases
 
 
