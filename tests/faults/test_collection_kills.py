@@ -17,7 +17,7 @@ from edgesplit.release_store import remove_leftovers
 from edgesplit_controller.storage.leases import free_all_leases
 from support.retention_harness import RetentionHarness, check_whole, database_in
 
-KILLS = int(os.environ.get("EDGESPLIT_COLLECTION_KILLS", "12"))
+KILLS = int(os.environ.get("EDGESPLIT_COLLECTION_KILLS", "8"))
 """At so many of the operations, spread over all of them; `make soak` kills at each."""
 CHANGES = ("unlink", "rename", "replace", "rmdir")
 
@@ -68,6 +68,7 @@ def _collect(folder: Path, *, kill_at: int | None) -> int:
 
 def _child(folder: Path, kill_at: int | None, sender: Connection) -> None:
     world, count = RetentionHarness(folder), 0
+    world.ticks = 100_000  # later than everything that was made
 
     def tick(*_: object) -> None:
         nonlocal count

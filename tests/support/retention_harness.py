@@ -34,7 +34,7 @@ AHEAD_S = 2 * DAY_S
 class RetentionHarness(ReleaseMaker):
     """A model, releases of it, devices, removal and garbage collection on one folder."""
 
-    _ticks = 0
+    ticks = 0
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -45,8 +45,8 @@ class RetentionHarness(ReleaseMaker):
         self.removal = Removal(self.database, self.releasing, now=self.clock)
 
     def clock(self) -> float:
-        self._ticks += 1
-        return time.time() + AHEAD_S + self._ticks
+        self.ticks += 1
+        return time.time() + AHEAD_S + self.ticks
 
     def collector(self, **rules: Any) -> Collector:
         """A collector under these rules; without any it keeps nothing that is unused."""
