@@ -8,7 +8,7 @@ Calls marked "Heavy." measure, plan, slice or sign; the API runs them one at a t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any, Protocol
@@ -17,7 +17,8 @@ import msgspec
 from cryptography import x509
 from sqlalchemy import select
 
-from edgesplit.errors import TrustError
+from edgesplit.errors import TrustError, UsageError
+from edgesplit.identifiers import ModelRef
 from edgesplit.links import parse_host_and_port
 from edgesplit.plan import Link
 from edgesplit.release.manifest import Manifest
@@ -57,9 +58,12 @@ from edgesplit_controller.releases.director import Director
 from edgesplit_controller.releases.export import Exporter
 from edgesplit_controller.releases.signing import KeyManagement
 from edgesplit_controller.replan.replanner import Replanner
+from edgesplit_controller.retention.collector import Collector
+from edgesplit_controller.retention.removal import Removal
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
+from edgesplit_controller.rollout.states import NOTHING
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Event, Model
@@ -151,6 +155,8 @@ class Controller:
     replanner: Replanner
     agents: AgentReleases
     components: HealthOverview
+    removal: Removal
+    collector: Collector
 
     def scoped_to(self, groups: frozenset[str] | None) -> Controller:
         """This controller limited to the devices of these groups; None: all devices. Devices of other groups do not
@@ -285,6 +291,43 @@ class Controller:
         options = {**options_for_agent.as_options(), "now": now, "agent": version}
         return self._roll_out(digest, model, devices, manifest, targets, options, asked)
 
+    def undeploy(
+        self, reference: str, targets: Sequence[str], asked: RolloutRequest = ALL_AT_ONCE, *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Begin a rollout that removes a model, or one version of it, from those of the devices that run it or shall
+        run it; with `dry_run` only return what would be done. Conflict if none of them does."""
+        if asked.gates or asked.gate_after or asked.follow:
+            raise UsageError("gates judge a release that runs, and there is nothing to follow: leave both out")
+        model, version = self.registry.get(reference), ModelRef.parse(reference).version
+        found = {device.name: device for device in self.devices.select(targets)}
+        models = {release["release"]: release["model"] for release in self.releases()}
+        releases = self.rollouts.assigned_devices(model.name, list(found))
+        if version is not None:
+            releases = {name: release for name, release in releases.items() if models.get(release) == model.ref}
+        if not releases:
+            raise Conflict(
+                f"{reference} runs on none of these devices, and none shall run it: `edgectl device list` shows what"
+                " each runs"
+            )
+        self.rollouts.checked_terms(asked, len(releases))
+        ref = model.name if version is None else model.ref
+        summary = {
+            "model": ref, "devices": [
+                {"device": name, "release": release, "model": models.get(release, model.name),
+                 "state": self.devices.state(found[name])}
+                for name, release in sorted(releases.items())
+            ],
+        }  # fmt: skip
+        if dry_run:
+            return {"rollout": None, "supersedes": _superseded(self.rollouts.overlapping(model.name, list(releases))),
+                    **summary}  # fmt: skip
+        options: dict[str, Any] = {"partition": "undeployed"}
+        if self.devices.groups is not None:
+            options["groups"] = sorted(self.devices.groups)
+        devices = [found[name] for name in sorted(releases)]
+        rollout = self.rollouts.create(RolloutSpec(NOTHING, ref, devices, targets, options, asked, current_operator()))
+        return {"rollout": rollout.number, "supersedes": _superseded(rollout.supersedes), **summary}
+
     def _to_sign(self, release: str, model: Model, devices: Sequence[Device], manifest: Manifest) -> dict[str, Any]:
         """What the release key must sign on another machine."""
         to_sign = self.signing.to_sign(self.release_builder.raw(release))
@@ -298,7 +341,7 @@ class Controller:
             options["groups"] = sorted(self.devices.groups)
         spec = RolloutSpec(release, model.ref, devices, targets, options, asked, current_operator())
         rollout = self.rollouts.create(spec)
-        superseded = [{"rollout": number, "devices": count} for number, count in sorted(rollout.supersedes.items())]
+        superseded = _superseded(rollout.supersedes)
         summary = {"deployment": rollout.number, "rollout": rollout.number, "supersedes": superseded}
         return {**summary, **_deployment_summary(release, model, devices, manifest)}
 
@@ -321,6 +364,24 @@ class Controller:
             for row in self.release_builder.all()
             if row.model_id in models  # releases of the agent have no model
         ]
+
+    # ---- removal and garbage collection -----------------------------------------------------------------------
+
+    def remove_model(self, reference: str) -> dict[str, Any]:
+        """Remove a model, or one version of it, with its releases. Conflict if one of them is in use."""
+        return self.removal.remove_model(reference)
+
+    def remove_release(self, reference: str) -> dict[str, Any]:
+        """Remove a release that nothing uses, by its digest or the begin of it."""
+        return self.removal.remove_release(reference)
+
+    def collect_garbage(self, *, dry_run: bool, unused_s: float | None = None) -> dict[str, Any]:
+        """Delete what the retention rules let go and nothing uses; with `dry_run` only return what that would be.
+        `unused_s` replaces the rule for files that nothing refers to."""
+        rules = self.collector.rules
+        collector = self.collector.with_rules(rules if unused_s is None else replace(rules, unused_s=unused_s))
+        result = collector.preview() if dry_run else collector.collect()
+        return {"dry_run": dry_run, "rules": asdict(collector.rules), **asdict(result)}
 
     # ---- devices ----------------------------------------------------------------------------------------------
 
@@ -548,6 +609,11 @@ class Controller:
     def _visible_names(self) -> frozenset[str] | None:
         """Names of the devices that are visible to the caller; None: all, also those that were deleted."""
         return None if self.devices.groups is None else frozenset(device.name for device in self.devices.all())
+
+
+def _superseded(supersedes: Mapping[int, int]) -> list[dict[str, int]]:
+    """The rollouts that lose devices to another one."""
+    return [{"rollout": number, "devices": count} for number, count in sorted(supersedes.items())]
 
 
 def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:

@@ -89,6 +89,15 @@ class Settings:
     """Validity of a director statement in seconds: until then it may install something new. It is renewed at half of
     that."""
 
+    keep_releases: int = 3
+    """Newest releases of each model that are kept though nothing uses them."""
+    keep_versions: int = 0
+    """Newest versions of each model that are kept though nothing uses them; 0: all."""
+    keep_history_s: float = 90 * 86_400.0
+    """How long rollouts and proposals are kept after their end, in seconds."""
+    keep_unused_s: float = 86_400.0
+    """How long files that nothing refers to are kept after they were stored, in seconds."""
+
     force: bool = False
     """Start also where enrolled devices could not reach the controller any more."""
 
@@ -103,6 +112,8 @@ class Settings:
             raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
         if not 1 <= self.processes <= MAX_PROCESSES:
             raise UsageError(f"--processes is 1 to {MAX_PROCESSES}, not {self.processes}")
+        if min(self.keep_releases, self.keep_versions, self.keep_history_s, self.keep_unused_s) < 0:
+            raise UsageError("--keep-releases, --keep-versions, --keep-history and --keep-unused are not negative")
         least, most = TELEMETRY_INTERVAL_RANGE_S
         if not least <= self.telemetry_s <= most:
             raise UsageError(f"--telemetry-every is {least:g} to {most:g} seconds, not {self.telemetry_s:g}")

@@ -86,7 +86,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "fleet",
         "components releases",
         "rollout",
-        "observability replan",
+        "observability replan retention",
         "controller",
         "dashboard",
         "api",

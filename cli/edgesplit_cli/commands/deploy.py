@@ -192,9 +192,11 @@ def _signature(deployment: dict[str, Any]) -> str:
     return f"signed by the planner: another cut of release {deployment['recut_of'][:16]}…"
 
 
-def wait_for_rollout(api: ControllerClient, number: int, seconds: float) -> None:
-    """Wait until the rollout has ended and every device of it runs the release. DeadlineExceeded names those that do
-    not and why; a rollout that ended otherwise exits with its exit code."""
+def wait_for_rollout(
+    api: ControllerClient, number: int, seconds: float, *, failure: str = "not every device runs it"
+) -> None:
+    """Wait until the rollout has ended and has succeeded on every device. DeadlineExceeded names those on which it has
+    not and why; a rollout that ended otherwise exits with its exit code. `failure`: what is said then."""
     *_, rollout = poll(api, number, time.monotonic() + seconds, POLL_S)
     behind = [device for device in all_devices(api, number) if device["state"] != "succeeded"]
     if is_settled(rollout) and (rollout["state"] == "finished" or rollout["following"]) and not behind:
@@ -204,7 +206,7 @@ def wait_for_rollout(api: ControllerClient, number: int, seconds: float) -> None
     )
     more = f"; and {len(behind) - MAX_NAMED} more" if len(behind) > MAX_NAMED else ""
     reason = f" ({rollout['reason']})" if rollout["reason"] else ""
-    text = f"not every device runs it: rollout {number} is {rollout['state']}{reason}. {printable(states)}{more}"
+    text = f"{failure}: rollout {number} is {rollout['state']}{reason}. {printable(states)}{more}"
     if code := exit_code(rollout):
         click.echo(f"edgectl: {text}", err=True)
         click.get_current_context().exit(code)

@@ -43,7 +43,7 @@ SLICE_COLUMNS = ("slice", ">layers", ">median ms", ">p95 ms", ">sum of its layer
 
 @click.group()
 def model() -> None:
-    """Push models, list them, show one."""
+    """Push models, list them, show one, remove them."""
 
 
 for command in (drift, replan_policy):
@@ -139,6 +139,23 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         for layer in model_["layers"]
     ]
     print_result(model_, as_json, head, *tensors, table(("layer", "operator", ">weights", ">writes"), rows))
+
+
+@model.command()
+@click.argument("reference", metavar="NAME[@VERSION]")
+@json_option
+@click.pass_obj
+def remove(data: Path, reference: str, as_json: bool) -> None:
+    """Remove every version of a model, or one, with its samples, measurements and releases.
+
+    It is refused while a device runs it: `edgectl undeploy` ends that. Its files are deleted by `edgectl gc`. The
+    number of a removed version is not used again.
+    """
+    removed = connect(data).delete(f"/v1/models/{quote(reference, safe='@')}")
+    releases = len(removed["releases"])
+    with_releases = f" and {releases} release{'s' * (releases != 1)}" if releases else ""
+    text = f"removed {', '.join(removed['models'])}{with_releases}; `edgectl gc` deletes the files"
+    print_result(removed, as_json, text)
 
 
 @click.command()

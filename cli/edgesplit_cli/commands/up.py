@@ -69,6 +69,23 @@ from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
     help="Interval of each device's telemetry: for a thousand devices 10s, for ten thousand 60s.",
 )  # fmt: skip
 @click.option(
+    "--keep-releases", type=click.IntRange(0), default=3, show_default=True,
+    help="Newest releases of each model that garbage collection keeps though nothing uses them.",
+)  # fmt: skip
+@click.option(
+    "--keep-versions", type=click.IntRange(0), default=0, show_default="all",
+    help="Newest versions of each model that it keeps though nothing uses them; 0: all.",
+)  # fmt: skip
+@click.option(
+    "--keep-history", "keep_history_s", type=DURATION, default="90d", show_default=True,
+    help="How long it keeps rollouts and proposals after their end.",
+)  # fmt: skip
+@click.option(
+    "--keep-unused", "keep_unused_s", type=DURATION, default="1d", show_default=True,
+    help="How long it keeps files that nothing refers to, and unused new releases: as long as a release may take to be"
+    " signed on another machine.",
+)  # fmt: skip
+@click.option(
     "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
 )
 @click.option("--force", is_flag=True, help="Start also where enrolled devices would not find the controller any more.")
@@ -97,6 +114,7 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
+    same += ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
     chosen |= {name: options[name] for name in (*same, "api_url", "offload_url", "telemetry_s", "force")}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],

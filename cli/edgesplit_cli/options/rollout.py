@@ -29,11 +29,12 @@ sign_with_option = click.option(
     f" securesystemslib URI. [default: ${SIGN_VARIABLE}]",
 )
 yes_option = click.option("--yes", is_flag=True, help="Sign without asking.")
-NAMES = (
+STAGING_NAMES = (
     "canary", "then", "rate", "abort_when_failed", "next_when_succeeded", "device_timeout", "timeouts_count", "approve",
-    "approve_stages", "at", "between", "gates", "gate_after", "prefer", "follow", "rollback_when_failed", "unless_busy",
+    "approve_stages", "at", "between", "prefer", "rollback_when_failed", "unless_busy",
 )  # fmt: skip
-rollout_options = option_group(
+NAMES = (*STAGING_NAMES, "gates", "gate_after", "follow")
+staging_options = option_group(
     click.option(
         "--canary",
         default="",
@@ -50,21 +51,7 @@ rollout_options = option_group(
         "--rate",
         default="",
         metavar="N/min|exponential:base=5,factor=2,every=10m",
-        help="Rate at which devices are assigned the release.",
-    ),
-    click.option(
-        "--gate",
-        "gates",
-        multiple=True,
-        metavar="'WHAT<BOUND'",
-        help="Health gate, a bound that the release must keep on each device: p95<150ms, errors<1%, fallbacks<10%,"
-        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs are always checked. Quote it for the shell.",
-    ),
-    click.option(
-        "--gate-after",
-        default="",
-        metavar='"50 requests / 10m"',
-        help="Evidence that a gate needs: a number of requests, a duration, or both. [default: 50 requests / 10m]",
+        help="Rate at which devices are assigned their new statement.",
     ),
     click.option(
         "--abort-when-failed",
@@ -114,18 +101,35 @@ rollout_options = option_group(
         help="Start devices in these hours only, in UTC or as in 01:00-05:00+01:00 or '01:00-05:00 Europe/Oslo'.",
     ),
     click.option("--prefer", default="", metavar="EXPRESSION", help="Devices that are updated first, as in kind=lab."),
-    click.option("--follow", is_flag=True, help="Also deploy to devices that match later, until it is aborted."),
     click.option(
         "--unless-busy",
         is_flag=True,
         help="Refuse, instead of taking over, where another rollout brings the model to one of the devices.",
     ),
 )
+rollout_options = option_group(
+    staging_options,
+    click.option(
+        "--gate",
+        "gates",
+        multiple=True,
+        metavar="'WHAT<BOUND'",
+        help="Health gate, a bound that the release must keep on each device: p95<150ms, errors<1%, fallbacks<10%,"
+        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs are always checked. Quote it for the shell.",
+    ),
+    click.option(
+        "--gate-after",
+        default="",
+        metavar='"50 requests / 10m"',
+        help="Evidence that a gate needs: a number of requests, a duration, or both. [default: 50 requests / 10m]",
+    ),
+    click.option("--follow", is_flag=True, help="Also deploy to devices that match later, until it is aborted."),
+)
 
 
 def rollout_body(
     *, canary: str, then: tuple[str, ...], rollback_when_failed: bool, approve_stages: tuple[int, ...],
-    gates: tuple[str, ...], **others: Any,
+    gates: tuple[str, ...] = (), **others: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The options as the body of the API's request."""
     return {

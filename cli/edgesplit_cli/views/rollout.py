@@ -58,7 +58,7 @@ def rollout_view(rollout: dict[str, Any]) -> RenderableType:
     rollout = printable(rollout)
     head = Text.assemble(
         (f"rollout {rollout['id']}", "bold"),
-        f"  {rollout['model']}  release {rollout['release'][:16]}…  to {_targets(rollout)}  ",
+        f"  {rollout['model']}  {_purpose(rollout)} {_targets(rollout)}  ",
         (rollout["state"], STYLES.get(rollout["state"], "")),
     )  # fmt: skip
     lines: list[RenderableType] = [head]
@@ -78,6 +78,10 @@ def rollout_view(rollout: dict[str, Any]) -> RenderableType:
         ]
         lines.append(table((">devices", "cause", "which", "for example"), rows))
     return Group(*lines)
+
+
+def _purpose(rollout: Mapping[str, Any]) -> str:
+    return "is removed from" if rollout["withdraws"] else f"release {rollout['release'][:16]}…  to"
 
 
 def _targets(rollout: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -41,7 +42,9 @@ class HeavyJobQueue:
     own operator's, and those of others only while there are more operators than threads.
     """
 
-    def __init__(self, lanes: int = LANES) -> None:
+    def __init__(self, lanes: int = LANES, *, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """`around`: opened anew around each job, on its thread."""
+        self._around = around
         self._queues: dict[str, deque[_Job]] = {}
         """Jobs by operator, for operators that have a job queued or running."""
         self._turns: deque[str] = deque()
@@ -103,7 +106,9 @@ class HeavyJobQueue:
                 future, work = self._queues[operator].popleft()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(work())
+                    with self._around():
+                        result = work()
+                    future.set_result(result)
                 except BaseException as error:
                     future.set_exception(error)
             with self._changed:

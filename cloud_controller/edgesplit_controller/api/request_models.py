@@ -121,6 +121,24 @@ class DeployBody(PlanOptionsBody):
         return msgspec.structs.replace(super().to_options(), encrypt=self.encrypt)
 
 
+class UndeployBody(Body):
+    """The removal of a model from devices."""
+
+    model: str = Field(max_length=100)
+    """`name`, or `name@version` for the devices that run this version."""
+    targets: list[str] = Field(max_length=10_000)
+    rollout: RolloutBody = RolloutBody()
+    dry_run: bool = False
+
+
+class CollectBody(Body):
+    """A garbage collection."""
+
+    dry_run: bool = False
+    keep_unused_s: float | None = Field(default=None, ge=0, le=1e9)
+    """In place of the retention rule, for this one."""
+
+
 class SignedBody(DeployBody):
     """A deployment that was prepared before, and the signed targets metadata with its release."""
 

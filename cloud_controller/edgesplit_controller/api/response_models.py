@@ -129,6 +129,52 @@ class Deployed(ResponseModel):
     deployment: int | None = None
 
 
+class Undeployed(ResponseModel):
+    """The devices that lose a model, each with what it runs. Without `rollout` nothing was done."""
+
+    rollout: int | None
+    model: str
+    devices: list[dict[str, str]]
+    supersedes: list[dict[str, int]]
+
+
+class Removed(ResponseModel):
+    """The models and releases that were removed."""
+
+    models: list[str]
+    releases: list[str]
+
+
+class FateShape(ResponseModel):
+    """A release (by its digest) or a model that goes or stays, and why."""
+
+    name: str
+    model: str
+    bytes: int
+    reason: str
+
+
+class Collected(ResponseModel):
+    """What a garbage collection deleted, or with `dry_run` would delete, and the releases that it keeps. `waiting`:
+    blobs that nothing refers to and that were stored too lately."""
+
+    dry_run: bool
+    rules: dict[str, float]
+    releases: list[FateShape]
+    models: list[FateShape]
+    kept: list[FateShape]
+    rollouts: int
+    proposals: int
+    unlisted: int
+    blobs: int
+    blob_bytes: int
+    exported: int
+    exported_bytes: int
+    database_bytes: int
+    waiting: int
+    waiting_bytes: int
+
+
 class AgentBuild(ResponseModel):
     """The wheels of one agent version for one Python version and machine type."""
 
@@ -501,7 +547,8 @@ class CauseShape(ResponseModel):
 
 
 class RolloutShape(ResponseModel):
-    """A rollout: its state and the reason for it, what it waits for, its stages, and failures by cause."""
+    """A rollout: its state and the reason for it, what it waits for, its stages, and failures by cause. `withdraws`: it
+    removes the model from its devices, and `release` is `nothing`."""
 
     id: int
     state: str
@@ -509,6 +556,7 @@ class RolloutShape(ResponseModel):
     waits_for: str
     model: str
     release: str
+    withdraws: bool
     targets: list[str]
     created_by: str
     created: float

@@ -38,6 +38,9 @@ from edgesplit_controller.releases.director import Director
 from edgesplit_controller.releases.export import Exporter
 from edgesplit_controller.releases.signing import KeyManagement
 from edgesplit_controller.replan.replanner import Replanner
+from edgesplit_controller.retention.collector import Collector
+from edgesplit_controller.retention.removal import Removal
+from edgesplit_controller.retention.rules import RetentionRules
 from edgesplit_controller.rollout.engine import Rollouts
 from edgesplit_controller.rollout.release_health import evidence_of_members
 from edgesplit_controller.settings import Settings
@@ -142,6 +145,11 @@ class Assembly:
             log_bundle_store=LogBundleStore(database, self.delivery.send_job, now=time.time),
             release_bundles=ReleaseBundler(on.repository, self._director, self._releasing, on.blobs, time.time),
             agents=AgentReleases(database, on.blobs, self._releasing, now=time.time),
+            removal=Removal(database, self._releasing, now=time.time),
+            collector=Collector(
+                database, on.blobs, self._releasing, on.repository, rules=retention_rules(settings), now=time.time,
+                offload_releases=settings.data / OFFLOAD / "releases",
+            ),
             replanner=self._replanner(),
             components=HealthOverview(
                 database, settings.data, stale_after_s=settings.effective_stale_after_s, unaggregated=rolling.backlog,
@@ -168,6 +176,13 @@ class Assembly:
             self._foundations.database, self._registry, self._planning, self._releasing, self._gateways,
             roll_out=self._rollouts.create, now=time.time,
         )  # fmt: skip
+
+
+def retention_rules(settings: Settings) -> RetentionRules:
+    """The retention rules in the settings."""
+    return RetentionRules(
+        settings.keep_releases, settings.keep_versions, settings.keep_history_s, settings.keep_unused_s
+    )
 
 
 def api_url(settings: Settings) -> str:

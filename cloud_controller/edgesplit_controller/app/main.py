@@ -44,6 +44,7 @@ from edgesplit.observability.prometheus import metrics_response
 from edgesplit.observability.registry import MetricRegistry
 from edgesplit.process.lifecycle import forbid_core_dumps, on_stop_signals, raise_open_file_limit, wait_until
 from edgesplit.process.supervised import SupervisedProcess
+from edgesplit.release_store import remove_leftovers
 from edgesplit.trust.identity import Credentials
 from edgesplit_controller.access.bootstrap import open_authenticator
 from edgesplit_controller.access.tls_peer import HandshakeDeadlineLoop, PeerAwareHttp
@@ -72,6 +73,7 @@ from edgesplit_controller.periodic_thread import PeriodicThread
 from edgesplit_controller.pki.authority import BROKER_LIST_LIFE, Authority
 from edgesplit_controller.pki.derived_secrets import DerivedSecrets
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
+from edgesplit_controller.retention.holds import Holds
 from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
@@ -91,6 +93,8 @@ BROKER_CONNECT_TIMEOUT_S = 15.0
 """Timeout of the first connection to the broker, in seconds."""
 REPLAN_INTERVAL_S = 60.0
 """Seconds between two inspections of the plans in use."""
+COLLECT_AFTER_S, COLLECT_INTERVAL_S = 600.0, 3_600.0
+"""Seconds from the start to the first garbage collection, and between two of them."""
 ABANDONED_S = 3_600.0
 """An upload that has not grown for this many seconds is deleted; until then another process may be receiving it."""
 API_CREDENTIALS = "api"
@@ -189,7 +193,9 @@ def _start(
     _start_rollouts(process)
     offload = _start_offload(process)
     _start_health_recorder(process, session, broker, delivery, offload)
-    listener, heavy = listener or _open_listener(settings.address, settings.api_port), HeavyJobQueue()
+    listener = listener or _open_listener(settings.address, settings.api_port)
+    holds = Holds(process.foundations.database, process.slot.lease, now=time.time)
+    heavy = HeavyJobQueue(around=holds.hold)
     _start_api(process, api_credentials, listener, heavy, session)
     _start_periodic_work(process, heavy)
     start_children(_settings_of_children(settings), listener, stack)
@@ -238,6 +244,8 @@ def _check_addresses(process: _Process) -> list[given_addresses.GivenAddresses]:
 def _recover(process: _Process) -> None:
     """Recovery by the first process of a data folder: delete abandoned uploads, renew metadata, complete a restored
     backup."""
+    if not process.foundations.database.shared:
+        remove_leftovers(process.settings.data / OFFLOAD / "releases")  # no other process writes there
     process.foundations.blobs.clear_incoming(older_than_s=ABANDONED_S if process.foundations.database.shared else 0.0)
     process.foundations.repository.renew()
     signing, restored = process.assembly.controller.signing, process.settings.data / RESTORED
@@ -288,6 +296,14 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
             heavy.run_blocking(controller.replanner.replan_all, process.stopping)
 
     process.start(PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
+
+    def collect() -> None:
+        if foundations.lease.held():
+            controller.collector.collect()
+
+    process.start(
+        PeriodicThread("collection", collect, COLLECT_INTERVAL_S, first_s=COLLECT_AFTER_S, stopping=process.stopping)
+    )
     housekeeping = Housekeeping(
         foundations.repository, foundations.rotation, controller, process.assembly.delivery,
         process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,

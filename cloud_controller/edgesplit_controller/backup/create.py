@@ -1,8 +1,8 @@
 """Writes a backup while the controller runs: first a consistent snapshot of the database, then the files that its rows
 refer to.
 
-Blobs are only ever added, and a release is in the repository before it is in the database; so whatever the snapshot's
-rows refer to exists when the files are read. The backup file appears complete under its name, or not at all.
+A release is in the repository before it is in the database, and nothing is collected meanwhile; so whatever the
+snapshot's rows refer to exists when the files are read. The backup file appears complete under its name, or not at all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
@@ -24,6 +25,8 @@ from edgesplit.errors import UsageError
 from edgesplit_controller.backup.envelope import SCRYPT_N, BackupKey, SealedWriter
 from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.rows import export_rows
+from edgesplit_controller.storage.collection_lock import collection_lock
+from edgesplit_controller.storage.database import Database
 from edgesplit_controller.tuf.metadata_store import MetadataStore
 
 ROWS: Final = "database.jsonl"
@@ -77,7 +80,7 @@ def make_backup(
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
-            with SealedWriter(
+            with _nothing_collected(database_url), SealedWriter(
                 raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
                 scrypt_n=scrypt_n,
             ) as sealed:  # fmt: skip
@@ -91,6 +94,18 @@ def make_backup(
     finally:
         part.unlink(missing_ok=True)
     return contents
+
+
+@contextmanager
+def _nothing_collected(database_url: str) -> Iterator[None]:
+    """Exclude garbage collection while the block runs; Busy while it runs."""
+    database = Database(database_url, migrated=False)
+    try:
+        with collection_lock(database) as lock:
+            lock.keep_renewed()
+            yield
+    finally:
+        database.close()
 
 
 def _write(

@@ -20,7 +20,7 @@ from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit_controller.storage.engines import POSTGRESQL, display_name, open_engine, translate_error
 from edgesplit_controller.storage.schema import known_tables, migrate, newest_step, step_of
 
-SKIPPED_TABLES: Final = frozenset({"leases"})
+SKIPPED_TABLES: Final = frozenset({"leases", "holds"})
 """Tables that are only about running processes."""
 BATCH: Final = 500
 """Rows per statement."""

@@ -34,6 +34,7 @@ from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.storage.blobs import BlobStore, map_file
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Measurement, Model, Sample
+from edgesplit_controller.storage.tables.retention import RemovedModelRow
 from edgesplit_partitioner.costs.build import main_operator
 from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.graph import LayerGraph
@@ -93,10 +94,9 @@ class Registry:
             for existing in session.scalars(select(Model).where(*same_content)):
                 if existing.bindings == bound:
                     return existing
-            newest = session.scalar(select(func.max(Model.version)).where(Model.name == name)) or 0
             model = Model(
-                name=name, version=newest + 1, sha256=digest, optimised_sha256=optimised, bytes=size, input_text=text,
-                bindings=bound, shown=_description(loaded), created=self._now(),
+                name=name, version=next_model_version(session, name), sha256=digest, optimised_sha256=optimised,
+                bytes=size, input_text=text, bindings=bound, shown=_description(loaded), created=self._now(),
             )  # fmt: skip
             session.add(model)
             record_event(session, self._now(), "operator", "model.pushed", model.ref, sha256=digest)
@@ -153,6 +153,7 @@ class Registry:
         checked += [("tensors", check_tensors(loaded, archive)) for archive in tensors]
         digests = self._blobs.put_all(data for _, data in checked)
         with self._database.write() as session:
+            check_stored(session, model)
             known = set(session.scalars(select(Sample.sha256).where(Sample.model_id == model.id)))
             fresh = {digest: kind for (kind, _), digest in zip(checked, digests, strict=True) if digest not in known}
             if len(known) + len(fresh) > MOST_SAMPLES:
@@ -203,6 +204,20 @@ class Registry:
             self._loaded[_key(model)] = loaded
             while len(self._loaded) > LOADED_MODELS:
                 self._loaded.popitem(last=False)
+
+
+def next_model_version(session: Session, name: str) -> int:
+    """The version that a new model of this name gets: one that no model had, also none that was removed."""
+    newest = session.scalar(select(func.max(Model.version)).where(Model.name == name)) or 0
+    removed = session.get(RemovedModelRow, name)
+    return max(newest, removed.version if removed is not None else 0) + 1
+
+
+def check_stored(session: Session, model: Model) -> None:
+    """Conflict if the model was removed since it was read. To be called by a transaction that adds rows about it."""
+    row = session.get(Model, model.id)
+    if row is None or row.ref != model.ref:
+        raise Conflict(f"{model.ref} was removed meanwhile: push it again")
 
 
 def load_model(raw: Data, input_text: str, bindings: Mapping[str, int]) -> LoadedModel:

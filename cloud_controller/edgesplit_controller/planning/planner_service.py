@@ -24,7 +24,7 @@ from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
 from edgesplit_controller.errors import not_found
-from edgesplit_controller.model_registry.registry import LoadedModel, Registry
+from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Measurement, Model
 from edgesplit_partitioner import Costs, PlanResult, describe, plan
@@ -387,6 +387,7 @@ class PlanningService:
 
     def _store(self, model: Model, kind: str, content: dict[str, Any]) -> None:
         with self._database.write() as session:
+            check_stored(session, model)
             row = session.scalars(_measurement(model, kind)).first()
             if row is None:
                 row = Measurement(model_id=model.id, kind=kind, place=HERE)

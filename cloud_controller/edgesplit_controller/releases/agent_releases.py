@@ -27,6 +27,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.release.agent_release import AGENT_MODEL, WHEELS_FILE, Target, agent_builds, build_name, public_version
 from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile
 from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.model_registry.registry import next_model_version
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database, record_event
@@ -176,10 +177,9 @@ def _find_version(session: Session, version: str) -> Model | None:
 
 
 def _add_version(session: Session, version: str, now: float) -> Model:
-    newest = session.scalar(select(func.max(Model.version)).where(Model.name == AGENT_MODEL)) or 0
     model = Model(
-        name=AGENT_MODEL, version=newest + 1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
-        shown={"agent": version, "builds": []}, created=now,
+        name=AGENT_MODEL, version=next_model_version(session, AGENT_MODEL), sha256="", optimised_sha256="", bytes=0,
+        input_text="", bindings={}, shown={"agent": version, "builds": []}, created=now,
     )  # fmt: skip
     session.add(model)
     session.flush()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -40,9 +40,9 @@ from edgesplit.release.manifest import (
 from edgesplit.release.recut import check_recut
 from edgesplit.release_store import stored_releases, write_release
 from edgesplit.trust.verification import PLANNER
-from edgesplit_controller.errors import not_found
+from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
-from edgesplit_controller.model_registry.registry import LoadedModel, Registry
+from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.releases.permitted_devices import PermittedDevices
@@ -242,17 +242,14 @@ class ReleaseBuilder:
 
     def publish(self, model: Model, digest: str, options: PlanOptions, signed: bytes | None = None) -> None:
         """Publish a prepared release: signed here, or by `signed`, targets metadata that lists it and was signed
-        elsewhere."""
+        elsewhere. Conflict if the model, or the release that this is a recut of, was removed meanwhile."""
         raw = self._blobs.get(digest)
         manifest = decode_manifest(raw)
-        if manifest.recut_of:
-            self._repository.add_recut(raw)
-        elif signed is not None and digest not in self._repository.releases():
-            self._repository.add_signed(signed, [raw])
-        else:
-            self._repository.add_release(raw)
-        self._export_to_offload(digest, raw)
+        self._sign(manifest, raw, signed)
         with self._database.write() as session:
+            check_stored(session, model)
+            if manifest.recut_of and session.get(ReleaseRow, manifest.recut_of) is None:
+                raise Conflict(f"release {manifest.recut_of[:12]} was removed meanwhile: deploy again")
             if session.get(ReleaseRow, digest) is None:
                 signature_detail = {
                     **signature_view(manifest),
@@ -263,14 +260,30 @@ class ReleaseBuilder:
                 record_event(
                     session, self._now(), "operator", "release.made", digest, model=model.ref, **signature_detail
                 )
+        # Only from here on does the row protect what was stored before from removal (`retention`): what was removed
+        # just before is written again.
+        self._sign(manifest, raw, signed)
+        self._export_to_offload(digest, raw)
+
+    def _sign(self, manifest: Manifest, raw: bytes, signed: bytes | None) -> None:
+        """Publish the metadata that lists the release; nothing, if it is listed."""
+        if manifest.recut_of:
+            self._repository.add_recut(raw)
+        elif signed is not None and release_digest(raw) not in self._repository.releases():
+            self._repository.add_signed(signed, [raw])
+        else:
+            self._repository.add_release(raw)
 
     def prepared(self, model: Model, digest: str) -> Manifest:
-        """The manifest of a release prepared for that model. NotFound if it was not prepared here, UsageError if it is
-        of another model."""
+        """The manifest of a release prepared for that model. NotFound if it was not prepared here, or its files were
+        collected since; UsageError if it is of another model."""
         try:
             manifest = decode_manifest(self._blobs.get(sha256_hex(digest)))
+            complete = all(self._blobs.touch(sha256) for sha256 in (digest, *blobs_of(manifest)))
         except (BlobLost, MalformedMessage) as error:
             raise NotFound(f"release {digest[:12]} was not prepared here: deploy again") from error
+        if not complete:
+            raise NotFound(f"the files of release {digest[:12]} were deleted since it was prepared: deploy again")
         if manifest.model != model.ref:
             raise UsageError(f"release {digest[:12]} is of {manifest.model}, not of {model.ref}")
         return manifest
@@ -289,13 +302,21 @@ class ReleaseBuilder:
                 self._export_to_offload(release.digest, self._blobs.get(release.digest))
 
     def export_missing(self) -> None:
-        """After a restore: write every signed release that is missing into the offload server's folder."""
-        exported = set(stored_releases(self._offload_releases))
-        for digest in sorted({*self._repository.releases(), *self._repository.recuts()} - exported):
+        """After a restore: write every signed release that is missing into the offload server's folder. Releases that
+        were removed may still be listed, where their key is elsewhere."""
+        exported, known = set(stored_releases(self._offload_releases)), {release.digest for release in self.all()}
+        signed = {*self._repository.releases(), *self._repository.recuts()}
+        for digest in sorted(signed & known - exported):
             try:
                 self._export_to_offload(digest, self._blobs.get(digest))
             except BlobLost as error:
                 log.error("release %s cannot be served by the offload server: %s", digest[:12], error)
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Drop removed releases from the cache."""
+        with self._lock:
+            for digest in digests:
+                self._manifests.pop(digest, None)
 
     def _export_to_offload(self, digest: str, raw: bytes) -> None:
         """Write a release into the offload server's folder, with its proof and its keys."""
@@ -334,7 +355,10 @@ class ReleaseBuilder:
             query = select(ReleaseRow.digest).where(ReleaseRow.model_id == model.id).order_by(ReleaseRow.created.desc())
             digests = session.scalars(query.limit(CACHED_MANIFESTS)).all()
         for digest in digests:
-            dated = msgspec.structs.replace(manifest, created=self.manifest(digest).created)
+            known = self.find(digest)
+            if known is None:  # removed meanwhile
+                continue
+            dated = msgspec.structs.replace(manifest, created=known.created)
             if release_digest(encode_manifest(dated)) == digest:
                 return dated
         return msgspec.structs.replace(manifest, created=iso_time(self._now()))
@@ -361,6 +385,13 @@ def signature_view(manifest: Manifest) -> dict[str, str]:
     if not manifest.recut_of:
         return {"signed_by": "targets"}
     return {"signed_by": PLANNER, "recut_of": manifest.recut_of}
+
+
+def blobs_of(manifest: Manifest) -> Iterator[str]:
+    """Digests of the blobs that a release needs besides its manifest."""
+    yield from manifest.chunk_list()
+    if manifest.fingerprint is not None:
+        yield manifest.fingerprint.sha256
 
 
 def is_union_of(table: Plan, slices: Iterable[Slice]) -> bool:

@@ -22,7 +22,7 @@ from edgesplit.release.manifest import DesiredRelease, Signed, Statement
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.storage.database import Database, batched
-from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, RemovedDeviceRow
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, ReleaseRow, RemovedDeviceRow
 from edgesplit_controller.tuf.repository_signer import is_ahead, next_version
 
 Sign = Callable[[Statement], bytes]
@@ -59,8 +59,11 @@ class Director:
 
     def assign(self, session: Session, device: str, model: str, release: str, deployment: int) -> int:
         """Set the release from which a device runs `model` (its name), in the caller's transaction; return the counter
-        of the new statement. Called by rollouts only. Conflict if the device was revoked, or serves too many models."""
+        of the new statement. Called by rollouts only. Conflict if the device was revoked or serves too many models, or
+        the release was removed."""
         device_row = _enrolled_device(session, device)
+        if session.get(ReleaseRow, release) is None:
+            raise Conflict(f"release {release[:12]} was removed: deploy the model again")
         others = select(func.count()).where(Desired.device == device, Desired.model != model)
         if (session.scalar(others) or 0) >= LIMITS.models_per_device:
             raise Conflict(

@@ -65,6 +65,9 @@ def check_can_roll_back(rollout: Rollout, outlook: RollbackOutlook) -> None:
         newer = f"rollout {outlook.taken_by}" if outlook.taken_by else "a newer rollout"
         why = f"{newer} decides what its devices run now"
         instead = f"roll that one back (`edgectl rollout rollback {outlook.taken_by or 'ID'}`)"
+    elif outlook.lost:
+        why = "the release that its devices ran before was removed"
+        instead = f"deploy the model to them (`edgectl deploy {rollout.model} --to ...`)"
     elif outlook.same_before and rollout.model == AGENT_MODEL:
         why = "its devices had no earlier release of the agent to go back to, and an agent cannot be removed this way"
         instead = "deploy another version of the agent to them"

@@ -335,7 +335,8 @@ def _end_by_result(look: _StepBuilder) -> None:
     elif total.get("succeeded") or not sum(tally.failures for tally in look.tallies.values()):
         look.update_rollout(state="finished", reason="", ended=look.now)
     else:
-        look.update_rollout(state="failed", reason="no device runs it", ended=look.now)
+        reason = "no device has ended it" if look.rollout.withdraws else "no device runs it"
+        look.update_rollout(state="failed", reason=reason, ended=look.now)
 
 
 def _moved(tally: Tally, old: Member, new: Member) -> Tally:

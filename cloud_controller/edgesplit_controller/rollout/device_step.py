@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from edgesplit_controller.fleet.conditions import cause_with_kind
 from edgesplit_controller.rollout.gates import Evidence, judge
-from edgesplit_controller.rollout.states import IN_PROGRESS, NOTHING, DeviceFacts, Member, ModelReport, Rollout
+from edgesplit_controller.rollout.states import IN_PROGRESS, DeviceFacts, Member, ModelReport, Rollout, as_reported
 
 REFUSED_STATES = ("failed", "rolled back", "safe mode")
 """Reported states of a release that will not run on the device."""
@@ -52,13 +52,14 @@ def _apply_report(
     # A report on an older statement says nothing about this assignment (it may be still in flight).
     if report is None or report.statement_counter < member.counter:
         return member
-    if rollout.release not in (report.desired_release, report.release):
+    release = as_reported(rollout.release)
+    if release not in (report.desired_release, report.release):
         return member
-    if report.state in REFUSED_STATES and report.desired_release == rollout.release:
+    if report.state in REFUSED_STATES and report.desired_release == release:
         return fail(member, report.detail or report.state, failure_kind(report))
-    if report.release == rollout.release and report.state in ("trial", "running"):
+    if report.release == release and report.state in ("trial", "running"):
         return _apply_gates(member, rollout, report, evidence_of, now)
-    return replace(member, state="fetching") if member.state == "assigned" else member
+    return replace(member, state="fetching") if member.state == "assigned" and not rollout.withdraws else member
 
 
 def _apply_gates(member: Member, rollout: Rollout, report: ModelReport, evidence_of: EvidenceOf, now: float) -> Member:
@@ -94,7 +95,7 @@ def _apply_timeout(member: Member, rollout: Rollout, now: float) -> Member:
 def _advance_rollback(member: Member, rollout: Rollout, report: ModelReport | None, now: float) -> Member:
     """Advance a device that is being rolled back. It has gone back as soon as it reports so, however late; it is
     awaited for `ROLLBACK_TIMEOUT_S`."""
-    previous = "" if member.previous == NOTHING else member.previous
+    previous = as_reported(member.previous)
     if report is not None and report.statement_counter >= member.counter and report.desired_release == previous:
         if report.state == "running" and report.release == previous:
             return replace(member, state="rolled back", rolls_back=False)

@@ -33,11 +33,11 @@ from edgesplit_controller.rollout.decide import Step, apply_assignments, next_st
 from edgesplit_controller.rollout.device_step import fail
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest, parse_terms
-from edgesplit_controller.rollout.states import NOTHING, Member, Rollout
+from edgesplit_controller.rollout.states import NOTHING, Member, Rollout, as_reported
 from edgesplit_controller.rollout.terms import MOST_DEVICES, MOST_FETCHING, Terms, rollout_order, split_into_stages
 from edgesplit_controller.rollout.view import device_views, rollout_view
 from edgesplit_controller.storage.database import Database, record_event
-from edgesplit_controller.storage.tables.core import Deployment, Device
+from edgesplit_controller.storage.tables.core import Deployment, Device, ReleaseRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 log = logging.getLogger(__name__)
@@ -85,8 +85,9 @@ class RolloutSpec:
     """A rollout to be created, its devices selected."""
 
     release: str
+    """Digest of the release; `NOTHING`: the model is undeployed."""
     model: str
-    """`name@version`."""
+    """`name@version`, or a name alone where every version is undeployed."""
     devices: Sequence[Device]
     targets: Sequence[str]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +148,8 @@ class Rollouts:
             names = [device.name for device in spec.devices]
             if len(store.active_rollouts(session)) >= self._most_active:
                 raise Conflict(f"{self._most_active} rollouts are active already: abort some, or wait until they end")
+            if spec.release != NOTHING and session.get(ReleaseRow, spec.release) is None:
+                raise Conflict(f"release {spec.release[:12]} was removed meanwhile: deploy again")
             busy = store.overlapping(session, model, names)
             if spec.request.unless_busy:
                 _refuse_busy(busy, model)
@@ -246,6 +249,17 @@ class Rollouts:
         with self._database.read() as session:
             _require(session, number, writing=False, groups=self._groups)
             return device_views(session, number, states=states, after=after, most=most)
+
+    def assigned_devices(self, model: str, devices: Collection[str]) -> dict[str, str]:
+        """The release of `model` (its name) that each of these devices shall run or runs, by device; empty where a
+        rollout in progress has not reached the device yet."""
+        with self._database.read() as session:
+            return store.assigned_releases(session, model, devices)
+
+    def overlapping(self, model: str, devices: Collection[str]) -> dict[int, int]:
+        """Number of these devices that are still open in rollouts of the model (its name), by rollout."""
+        with self._database.read() as session:
+            return store.overlapping(session, model, devices)
 
     def add_matching_devices(self) -> None:
         """Add devices that newly match rollouts with `follow`."""
@@ -449,7 +463,7 @@ def _add_new_devices(session: Session, row: RolloutRow, fits: Fits, now: float) 
 
 
 def _runs_release(facts: Any, rollout: Rollout) -> bool:
-    return facts.report is not None and facts.report.release == rollout.release
+    return facts.report is not None and facts.report.release == as_reported(rollout.release)
 
 
 def _refuse_busy(busy: Mapping[int, int], model: str) -> None:

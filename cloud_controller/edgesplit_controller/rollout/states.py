@@ -35,9 +35,15 @@ IN_PROGRESS: frozenset[MemberState] = frozenset(("assigned", "fetching", "trial"
 OPEN: frozenset[MemberState] = frozenset(("queued", *IN_PROGRESS))
 """States of a device that still has to be assigned the release, or is in progress."""
 NOTHING = "nothing"
-"""`Member.previous` of a device that ran no release of the model before: rolling it back removes the model from it."""
+"""Stands for a release where a device shall run none of the model: as `Rollout.release` in an undeployment, and as
+`Member.previous` of a device that ran none before, from which rolling back removes the model."""
 EXCLUDED: frozenset[MemberState] = frozenset(("skipped", "superseded"))
 """States of a device that no longer belongs to the rollout; it counts in no threshold."""
+
+
+def as_reported(release: str) -> str:
+    """The release as a device reports it: empty for `NOTHING`."""
+    return "" if release == NOTHING else release
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +113,8 @@ class RollbackOutlook(msgspec.Struct, frozen=True):
     """These ran the release before the rollout already, or it is not known what they ran."""
     taken: int = 0
     """A newer rollout governs the model on these."""
+    lost: int = 0
+    """These cannot return, because the release that they ran before was removed."""
     undone: int = 0
     """This rollout has returned these to what they ran before."""
     taken_by: int = 0
@@ -160,6 +168,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model's name, without a version."""
     release: str
+    """Digest of the release that the devices shall run; `NOTHING`: the model is undeployed."""
     terms: Terms
     state: RolloutState = "scheduled"
     stage: int = -1
@@ -178,6 +187,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     rate_state: RateState = RateState()
     began: float = 0.0
     ended: float = 0.0
+
+    @property
+    def withdraws(self) -> bool:
+        """Whether it removes the model from its devices."""
+        return self.release == NOTHING
 
     @property
     def has_ended(self) -> bool:

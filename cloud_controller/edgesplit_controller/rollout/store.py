@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, case, func, or_, select, update
-from sqlalchemy.orm import Session, load_only
+from sqlalchemy import Select, case, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased, load_only
 
 from edgesplit_controller.rollout.decide import states_to_load
 from edgesplit_controller.rollout.states import (
     ENDED,
     IN_PROGRESS,
+    NOTHING,
     OPEN,
     DeviceFacts,
     Member,
@@ -25,8 +26,8 @@ from edgesplit_controller.rollout.states import (
 )
 from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, RateState, Terms
 from edgesplit_controller.storage.database import batched
-from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
-from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, ReleaseRow
+from edgesplit_controller.storage.tables.device_state import DeviceSessionRow, RunningRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 _ROLLOUT_FIELDS = ("state", "stage", "approved", "excused", "reason", "outcome", "following", "began", "ended")
@@ -158,16 +159,30 @@ def load_facts(session: Session, rollout: Rollout, names: Collection[str]) -> di
             select(Device.name, Device.revoked, Device.reported, Desired.deployment)
             .outerjoin(Desired, (Desired.device == Device.name) & (Desired.model == rollout.model))
             .where(Device.name.in_(batch))
-        )
+        ).all()
+        undesired = [row.name for row in rows if row.deployment is None]
+        withdrawn_by = _newest_assignments(session, rollout.model, undesired) if undesired else {}
         for name, revoked, reported, deployment in rows:
             # The deployment in the desired row governs the model on this device. A newer one (higher id) means that
             # this rollout was superseded there; with an older one this rollout has not assigned the device yet, and
             # its reports are about the older release.
-            governing = rollout.id if deployment is None else deployment
+            # Without a desired row the model was withdrawn, and the newest rollout that reached the device governs it.
+            governing = max(rollout.id, withdrawn_by.get(name, 0)) if deployment is None else deployment
             facts[name] = DeviceFacts(_report(reported, rollout.model), governing == rollout.id, revoked is not None)
             if governing < rollout.id:
                 facts[name] = msgspec.structs.replace(facts[name], ours=True, report=None)
     return facts
+
+
+def _newest_assignments(session: Session, model: str, names: Collection[str]) -> dict[str, int]:
+    """The newest rollout of the model that assigned something to each of these devices."""
+    query = (
+        select(_Device.device, func.max(_Device.rollout).label("newest"))
+        .join(RolloutRow, RolloutRow.id == _Device.rollout)
+        .where(RolloutRow.model == model, _Device.device.in_(names), _Device.counter > 0)
+        .group_by(_Device.device)
+    )
+    return {row.device: row.newest for row in session.execute(query)}
 
 
 def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | None:
@@ -223,6 +238,26 @@ def overlapping(session: Session, model: str, names: Collection[str]) -> dict[in
     return counts
 
 
+def assigned_releases(session: Session, model: str, names: Collection[str]) -> dict[str, str]:
+    """The release of the model that each of these devices shall run, else reports to run; empty where a rollout in
+    progress has not reached the device yet. Devices that have nothing to do with the model are left out."""
+    releases: dict[str, str] = {}
+    for batch in batched(names):
+        waiting = (
+            select(_Device.device)
+            .join(RolloutRow, RolloutRow.id == _Device.rollout)
+            .where(RolloutRow.model == model, RolloutRow.release != NOTHING, RolloutRow.state.not_in(ENDED))
+            .where(_Device.state == "queued", _Device.device.in_(batch))
+        )
+        releases |= dict.fromkeys(session.scalars(waiting), "")
+        for table in (RunningRow, Desired):  # what is desired takes precedence
+            rows = select(table.device, table.release).where(
+                table.model == model, table.release != "", table.device.in_(batch)
+            )
+            releases |= {row.device: row.release for row in session.execute(rows)}
+    return releases
+
+
 def supersede(session: Session, rollout: Rollout) -> list[int]:
     """Make this rollout the governing one for its devices: older ones assign nothing to them any more, and add no new
     devices if they share any. Returns the ids of the older rollouts."""
@@ -255,14 +290,26 @@ def supersede_on_device(session: Session, rollout: Rollout, device: str) -> None
 def rollback_outlook(session: Session, rollout: Rollout) -> RollbackOutlook:
     """How many of the rollout's devices a rollback would change, and why it would leave the others alone."""
     desired = (Desired.device == _Device.device) & (Desired.model == rollout.model)
-    is_taken = (_Device.state == "superseded") | (Desired.deployment > rollout.id)
+    later, later_rollout = aliased(RolloutDeviceRow), aliased(RolloutRow)
+    withdrawn_by = (
+        select(func.max(later.rollout))
+        .join(later_rollout, later_rollout.id == later.rollout)
+        .where(later_rollout.model == rollout.model, later.device == _Device.device, later.counter > 0)
+        .scalar_subquery()
+    )
+    governing = func.coalesce(Desired.deployment, withdrawn_by, 0)
+    is_taken = (_Device.state == "superseded") | (governing > rollout.id)
     is_reached = _Device.state.in_(("succeeded", "failed", "timed out", *IN_PROGRESS)) & Device.revoked.is_(None)
     is_undone = _Device.sent_back | (_Device.state == "rolled back")
-    may_go = is_reached & ~func.coalesce(is_taken, False) & ~is_undone
-    counted = (may_go & (_Device.previous != ""), may_go & (_Device.previous == ""), is_taken, is_undone)
+    may_go = is_reached & ~is_taken & ~is_undone
+    is_kept = (_Device.previous == NOTHING) | exists().where(ReleaseRow.digest == _Device.previous)
+    returns = may_go & (_Device.previous != "")
+    counted = (
+        returns & is_kept, may_go & (_Device.previous == ""), is_taken, returns & ~is_kept, is_undone,
+    )  # fmt: skip
     row = session.execute(
         select(*(func.sum(case((condition, 1), else_=0)) for condition in counted), func.max(
-            case((is_taken, func.coalesce(Desired.deployment, 0)), else_=0)
+            case((is_taken, governing), else_=0)
         ))
         .select_from(_Device)
         .join(Device, Device.name == _Device.device)

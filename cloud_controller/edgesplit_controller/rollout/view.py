@@ -32,7 +32,8 @@ def rollout_view(session: Session, row: RolloutRow, now: float) -> dict[str, Any
     origins = _origins_by_stage(session, row.id)
     return {
         "id": row.id, "state": row.state, "reason": row.reason, "waits_for": reason_to_wait(rollout, tallies, now),
-        "model": deployment.model, "release": row.release, "targets": deployment.targets, "created_by": row.who,
+        "model": deployment.model, "release": row.release, "withdraws": rollout.withdraws,
+        "targets": deployment.targets, "created_by": row.who,
         "created": row.created, "began": row.began or None, "ended": row.ended or None, "changed": row.changed,
         "following": row.following, "superseded_by": row.superseded_by or None, "stage": row.stage + 1,
         "devices": sum(tally.size for tally in tallies.values()),

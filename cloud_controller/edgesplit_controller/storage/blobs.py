@@ -1,17 +1,22 @@
 """Content-addressed blob store: bytes by their SHA-256, in a folder. Stored blobs survive a power cut, and are verified
 when read.
 
-An object store could provide the same four methods. Nothing is ever overwritten or deleted here.
+An object store could provide the same methods. Nothing is ever overwritten. A blob has the time at which it was stored
+last, also where it was there already; one is deleted only by that time (`delete_stored_before`), so that a blob that is
+being stored again is never deleted by a collector that found it unused.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +30,16 @@ T = TypeVar("T", bound=bytes | mmap.mmap)
 
 class BlobLost(EdgeError):
     """A stored blob is missing or damaged (a fault of the disk); reported to the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob as it is listed."""
+
+    sha256: str
+    bytes: int
+    stored: float
+    """Unix time at which it was stored last."""
 
 
 class BlobStore:
@@ -71,6 +86,47 @@ class BlobStore:
         """A new path on the same file system, to write to before `put_file`."""
         return self._incoming / uuid.uuid4().hex
 
+    def touch(self, sha256: str) -> bool:
+        """Whether the blob is there; it counts as stored now."""
+        with self._locked(fcntl.LOCK_SH):
+            try:
+                os.utime(self.path(sha256))
+            except FileNotFoundError:
+                return False
+            return True
+
+    def list_blobs(self) -> Iterator[StoredBlob]:
+        """Every blob, in no order."""
+        for folder in self._folder.glob("[0-9a-f][0-9a-f]"):
+            for file in os.scandir(folder):
+                try:
+                    status = file.stat()
+                except FileNotFoundError:
+                    continue
+                yield StoredBlob(file.name, status.st_size, status.st_mtime)
+
+    def delete_stored_before(self, sha256: str, before: float) -> bool:
+        """Delete the blob, unless it was stored at or after the Unix time `before`; whether it was deleted."""
+        path = self.path(sha256)
+        # Excludes `touch`: otherwise a blob could be deleted between the time being read and the blob being touched.
+        with self._locked(fcntl.LOCK_EX):
+            try:
+                if path.stat().st_mtime >= before:
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                return False
+            return True
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        descriptor = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
     def clear_incoming(self, older_than_s: float = 0.0) -> None:
         """Delete incomplete uploads left by a killed process; with `older_than_s` only those not written to for so
         long, where other processes use the folder too."""
@@ -100,8 +156,9 @@ class BlobStore:
         return data
 
     def _has_whole(self, sha256: str, size: int) -> bool:
+        """Whether the blob is there in full; then it counts as stored now."""
         try:
-            return self.path(sha256).stat().st_size == size
+            return self.path(sha256).stat().st_size == size and self.touch(sha256)
         except FileNotFoundError:
             return False
 

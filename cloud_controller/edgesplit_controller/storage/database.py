@@ -7,6 +7,7 @@ when it commits.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,11 @@ from edgesplit_controller.storage.engines import (
 from edgesplit_controller.storage.schema import migrate
 from edgesplit_controller.storage.tables.core import Device, Event
 
+COMPACT_BYTES = 8 * 2**20
+"""Unused bytes below which SQLite's file is left as it is."""
+COMPACT_PART = 0.25
+"""Part of SQLite's file that must be unused for it to be rewritten."""
+_PAGE_PRAGMAS = ("page_count", "freelist_count", "page_size")
 NAMES_PER_QUERY = 500
 """Names in one query, because databases bound the number of parameters."""
 _DEFERRED = tuple(defer(column) for column in (Device.birth, Device.reported, Device.telemetry, Device.labels))
@@ -41,11 +47,13 @@ class Database:
     Errors of the database are raised as `Unavailable` or `Busy`, and then nothing was changed.
     """
 
-    def __init__(self, url: str, limits: EngineLimits = DEFAULT_LIMITS) -> None:
-        """`url`: `sqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME`. UsageError if it cannot be opened."""
+    def __init__(self, url: str, limits: EngineLimits = DEFAULT_LIMITS, *, migrated: bool = True) -> None:
+        """`url`: `sqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME`. UsageError if it cannot be opened.
+        `migrated`: bring it to the newest step first."""
         self._engine = open_engine(url, limits)
         try:
-            migrate(self._engine)
+            if migrated:
+                migrate(self._engine)
         except SQLAlchemyError as error:
             why = str(error.__cause__ or error).strip().partition("\n")[0]
             raise UsageError(f"cannot open the database {display_name(self._engine)}: {why}") from error
@@ -93,6 +101,24 @@ class Database:
         """A consistent snapshot; rows stay readable after the block."""
         with self._translated(), self._readers() as session:
             yield session
+
+    def compact(self) -> int:
+        """Return unused pages of SQLite's file to the file system, where that is worth rewriting it; return the bytes.
+        PostgreSQL does so by itself."""
+        if self.shared:
+            return 0
+        connection = self._engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            pages, free, size = (int(cursor.execute(f"PRAGMA {name}").fetchone()[0]) for name in _PAGE_PRAGMAS)
+            if free * size < COMPACT_BYTES or free < COMPACT_PART * pages:
+                return 0
+            cursor.execute("VACUUM")
+            return free * size
+        except sqlite3.OperationalError:  # another process is writing: the next call does it
+            return 0
+        finally:
+            connection.close()
 
     def close(self) -> None:
         """Close every connection."""

@@ -80,6 +80,11 @@ class Lease:
         self._on_change: Callable[[bool], None] = lambda held: None
         self._notified_state = False
 
+    @property
+    def holder(self) -> str:
+        """Unique id of this lease's holder, which the lease's row has while this process has the lease."""
+        return self._holder
+
     def held(self) -> bool:
         """Whether this process has the lease. Acquires it if it is free."""
         if self._thread is None:

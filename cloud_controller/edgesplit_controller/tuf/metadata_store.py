@@ -15,7 +15,7 @@ import fcntl
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -71,6 +71,11 @@ class MetadataStore:
     def is_published(self) -> bool:
         """Whether there is a timestamp, the last file of the first publication."""
         return (self._metadata / "timestamp.json").is_file()
+
+    @property
+    def has_pending_change(self) -> bool:
+        """Whether there is a key change that is not finished."""
+        return (self.folder / "pending.json").is_file()
 
     @property
     def root_version(self) -> int:
@@ -156,6 +161,12 @@ class MetadataStore:
     def write_target(self, path: str, raw: bytes) -> None:
         """Write a target durably, before the metadata that lists it: a listed release can always be fetched."""
         write_durably(self.folder / "targets" / path, raw)
+
+    def delete_targets(self, keep: Collection[str], before: float) -> None:
+        """Delete the targets that are not in `keep` and were written before that Unix time."""
+        for file in (self.folder / "targets").glob("*/*.json"):
+            if file.relative_to(self.folder / "targets").as_posix() not in keep and file.stat().st_mtime < before:
+                file.unlink()
 
     def write_root(self, raw: bytes, version: int) -> None:
         """Publish a root, which devices trust from then on."""

@@ -34,7 +34,7 @@ from edgesplit.trust.verification import (
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.tuf.key_folder import KeyFolder
 from edgesplit_controller.tuf.metadata_store import MetadataStore
-from edgesplit_controller.tuf.repository_signer import RepositorySigner, delegated_keys
+from edgesplit_controller.tuf.repository_signer import PublishedMetadata, RepositorySigner, delegated_keys
 
 RELEASE_KEY_ELSEWHERE: Final = "say where it is with --sign-with URI (or EDGESPLIT_SIGN_WITH), as in file2:release.pem"
 
@@ -220,6 +220,45 @@ class Repository:
             for raw in raw_manifests:
                 self.store.write_target(target_path(release_digest(raw)), raw)
             self.store.publish(self.signer.publish_signed(published, raw_targets))
+
+    def unlist(self, listed: Callable[[], Collection[str]], before: float) -> list[str]:
+        """Remove the releases and recuts that are not in `listed()` from the signed lists, then every target that no
+        list leads to and that was written before the Unix time `before`; return the digests that were removed.
+
+        `listed` is called while no other process can publish. Releases stay listed while their key is elsewhere, and
+        nothing changes while a key change is pending, because what is signed for it contains the lists.
+        """
+        with self.store.exclusive():
+            if self.store.has_pending_change:
+                return []
+            published, wanted = self.store.published(), set(listed())
+            gone = set()
+            if self.signer.holds("targets", published.root):
+                gone = {path for path in published.targets.targets if Path(path).stem not in wanted}
+            gone_recuts = {path for path in published.planner.targets if Path(path).stem not in wanted}
+            if gone or gone_recuts:
+                self._publish_without(published, gone, gone_recuts)
+            self.store.delete_targets(self._reachable_targets(), before)
+        return sorted(Path(path).stem for path in gone | gone_recuts)
+
+    def _publish_without(
+        self, published: PublishedMetadata, releases: Collection[str], recuts: Collection[str]
+    ) -> None:
+        """Publish the metadata without the targets of these paths."""
+        targets = self.signer.next_targets(published) if releases else None
+        for path in releases:
+            assert targets is not None
+            del targets.targets[path]
+        for path in recuts:
+            del published.planner.targets[path]
+        self.store.publish(self.signer.publish(published, targets=targets, planner=published.planner))
+
+    def _reachable_targets(self) -> set[str]:
+        """Paths of the targets that the published lists name, and of the fingerprints that their manifests name."""
+        paths = {*self.store.targets().targets, *self.store.planner().targets}
+        manifests = [decode_manifest(self.store.target(path)) for path in paths]
+        fingerprints = {fingerprint_path(one.fingerprint.sha256) for one in manifests if one.fingerprint is not None}
+        return paths | fingerprints
 
     def renew(self) -> None:
         """Sign the metadata that devices fetch again, with versions that follow the clock; done at each start of a

@@ -198,6 +198,16 @@ class ModelRepository:
                 self._recent[name] = model
         return model
 
+    def close(self, digest: str) -> None:
+        """Close a release that was removed from disk, and free its memory. Requests that still run keep what they
+        need."""
+        with self._lock:
+            closed = self._opened.pop(digest, None)
+            self._recent.clear()
+        if closed is not None:
+            log.info("closed release %s, which was removed", digest[:12])
+            self._cache.evict(digest)
+
     def remote_halves(self, digest: str) -> list[RemoteHalf]:
         """Every remote half of the release that this server can run. NotFound or TrustError if it cannot be opened."""
         opened = self._release(digest)

@@ -1,4 +1,5 @@
-"""Loads new releases and runs them once when they arrive, so that no device's first request waits for that.
+"""Loads new releases and runs them once when they arrive, so that no device's first request waits for that; closes
+those that were removed.
 
 A low-priority thread watches the folder of releases. Releases that are there at the start are loaded on demand: a
 server with many models must not load them all because it was restarted. Nothing is evicted for a release that was not
@@ -50,8 +51,10 @@ class WarmUp:
             self._thread.join(STOP_S)
 
     def check(self) -> None:
-        """Warm up the releases that have arrived since the last call."""
+        """Warm up the releases that have arrived since the last call, and close those that have gone."""
         present = set(self._present())
+        for digest in self._known - present:
+            self._models.close(digest)
         self._attempts_left.update(dict.fromkeys(present - self._known, TRIES))
         self._known = present
         for digest in [digest_left for digest_left in self._attempts_left if digest_left in present]:

@@ -220,14 +220,15 @@ class ReleaseRow(Table):
 
 
 class Deployment(Table):
-    """A deployment of a release to selected devices."""
+    """A deployment of a release to selected devices, or the removal of a model from them."""
 
     __tablename__ = "deployments"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    release: Mapped[str] = mapped_column(ForeignKey("releases.digest"))
+    release: Mapped[str]
+    """Digest of the release, which may have been removed since; `nothing` where the model is undeployed."""
     model: Mapped[str]
-    """`name@version`."""
+    """`name@version`; the name alone where every version is undeployed."""
     targets: Mapped[list[Any]]
     """The selectors as the operator gave them."""
     devices: Mapped[list[Any]]

@@ -18,7 +18,8 @@ class RolloutRow(Table):
     model: Mapped[str]
     """The model's name without a version. A newer rollout of the model supersedes this one on devices that both
     contain."""
-    release: Mapped[str] = mapped_column(ForeignKey("releases.digest"))
+    release: Mapped[str]
+    """As in its deployment."""
     terms: Mapped[Json]
     state: Mapped[str]
     stage: Mapped[int]

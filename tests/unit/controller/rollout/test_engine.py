@@ -13,10 +13,11 @@ from edgesplit.mqtt import messages
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout import engine, store
+from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.rollout.request import ALL_AT_ONCE
-from edgesplit_controller.rollout.states import MEMBER_STATES, Member
-from edgesplit_controller.storage.tables.core import Desired, Event
+from edgesplit_controller.rollout.states import MEMBER_STATES, NOTHING, Member
+from edgesplit_controller.storage.tables.core import Desired, Event, ReleaseRow
 from support.rollout_harness import BAD, NEW, NEWER, OLD, RolloutHarness
 
 
@@ -214,6 +215,81 @@ def test_aborting_a_first_rollout_withdraws_it_from_devices_that_are_off(world: 
     world.state_all()
     world.work(times=4)
     assert world.running() == {"a": ""} and NEW not in world.fleet["a"].ran
+
+
+def test_a_model_is_undeployed_in_stages(world: RolloutHarness) -> None:
+    """As it is deployed: the next stage loses it once the devices of the one before have confirmed its end."""
+    world.enrol(*fleet(20))
+    number = world.deploy(NOTHING, stages=("10%", "100%"))
+    assert sum(not device.wanted for device in world.fleet.values()) == 2
+    world.step()
+    assert sum(not device.wanted for device in world.fleet.values()) == 2
+    world.settle()
+    shown = world.shown(number)
+    assert shown["state"] == "finished" and shown["withdraws"] and set(world.running().values()) == {""}
+    with world.database.read() as session:
+        assert session.scalars(select(Desired)).all() == []
+    assert not world.broken()
+
+
+@pytest.mark.parametrize(("verb", "state"), [("rollback", "rolled back"), ("abort", "aborted")])
+def test_an_undeployment_is_taken_back(world: RolloutHarness, verb: Verb, state: str) -> None:
+    """By a rollback every device gets the release that it ran before, by aborting those that have not confirmed."""
+    world.enrol(*fleet(4))
+    world.fleet["cam-000"].mood = "silent"
+    number = world.deploy(NOTHING)
+    world.work(times=2)
+    world.step()
+    assert sorted(world.running().values()) == ["", "", "", OLD]
+    world.rollouts.command(number, verb)
+    world.fleet["cam-000"].mood = "good"
+    world.state_all()
+    world.settle()
+    assert world.state(number) == state
+    assert list(world.running().values()).count(OLD) == (4 if verb == "rollback" else 1)
+    assert world.fleet["cam-000"].runs == OLD and not world.broken()
+
+
+def test_an_older_rollout_does_not_bring_an_undeployed_model_back(world: RolloutHarness) -> None:
+    """Neither in progress, where devices still wait for it, nor rolled back after its end: the newer one decides."""
+    world.enrol(*fleet(4))
+    ended = world.deploy(NEW)
+    world.settle()
+    waiting = world.deploy(NEWER, stages=("25%", "100%"))
+    number = world.deploy(NOTHING)
+    world.settle()
+    assert world.state(number) == "finished" and world.state(waiting) == "superseded"
+    with pytest.raises(Conflict, match=f"rollout {number} decides what its devices run now"):
+        world.rollouts.command(ended, "rollback")
+    world.settle()
+    assert set(world.running().values()) == {""}
+
+
+def test_a_device_that_does_not_answer_times_out_of_an_undeployment(world: RolloutHarness) -> None:
+    """It does not hold up the others; its statement no longer names the model, so it ends it when it is back."""
+    world.enrol(*fleet(3))
+    world.fleet["cam-000"].mood = "silent"
+    number = world.deploy(NOTHING, device_timeout="60s")
+    world.settle(seconds=30.0)
+    assert world.state(number) == "finished"
+    assert world.members(number)["cam-000"]["state"] == "timed out" and world.fleet["cam-000"].runs == OLD
+    world.fleet["cam-000"].mood = "good"
+    world.state_all()
+    world.work()
+    assert world.fleet["cam-000"].runs == ""
+
+
+def test_a_release_that_was_removed_is_not_returned_to(world: RolloutHarness) -> None:
+    """The rollback is refused where all devices would return to it, and says what to do."""
+    world.enrol(*fleet(2), runs="")
+    world.deploy(NEW)
+    world.settle()
+    number = world.deploy(NOTHING)
+    world.settle()
+    with world.database.write() as session:
+        session.delete(session.get_one(ReleaseRow, NEW))
+    with pytest.raises(Conflict, match="the release that its devices ran before was removed; deploy the model"):
+        world.rollouts.command(number, "rollback")
 
 
 def test_an_older_rollout_does_not_bring_a_withdrawn_model_back(world: RolloutHarness) -> None:

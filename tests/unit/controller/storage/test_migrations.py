@@ -15,9 +15,17 @@ from edgesplit_controller.fleet.removal import delete_device
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.schema import known_tables, migrate
-from edgesplit_controller.storage.tables.core import Device, Model, RemovedDeviceRow, TelemetryRow
+from edgesplit_controller.storage.tables.core import (
+    Deployment,
+    Device,
+    Model,
+    ReleaseRow,
+    RemovedDeviceRow,
+    TelemetryRow,
+)
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow
 from edgesplit_controller.storage.tables.replan import ProposalRow
+from edgesplit_controller.storage.tables.rollout import RolloutRow
 
 
 def test_migrations_create_the_tables_of_the_classes(database_url: str) -> None:
@@ -174,6 +182,34 @@ def test_devices_of_a_database_without_removals_can_be_removed(database_url: str
     database.close()
 
 
+def test_releases_of_a_database_with_rollouts_can_be_removed(database_url: str) -> None:
+    """The step drops the references of the history to releases, and only those; every row stays."""
+    engine = create_engine(database_url)
+    migrate(engine, until="0010")
+    with engine.begin() as connection:
+        connection.execute(text(AN_OLD_MODEL))
+        connection.execute(
+            text("INSERT INTO releases (digest, model_id, created, options) VALUES ('aa', 1, 1.0, '{}')")
+        )
+        connection.execute(text(A_DEPLOYMENT))
+        connection.execute(text(A_ROLLOUT))
+    engine.dispose()
+    database = Database(database_url)
+    with database.write() as session:
+        session.delete(session.get_one(ReleaseRow, "aa"))
+    with database.read() as session:
+        assert session.get_one(Deployment, 3).release == session.get_one(RolloutRow, 3).release == "aa"
+    inspected = inspect(database.engine)
+    references = {
+        table: sorted(key["referred_table"] for key in inspected.get_foreign_keys(table))
+        for table in ("deployments", "rollouts", "desired")
+    }
+    assert references == {
+        "deployments": [], "rollouts": ["deployments"], "desired": ["deployments", "devices", "releases"],
+    }  # fmt: skip
+    database.close()
+
+
 def test_a_database_that_lacks_a_column_is_refused(database_url: str) -> None:
     """A database older than the first step is refused with the name of the missing column."""
     engine = an_old_one(database_url, "ALTER TABLE models DROP COLUMN bindings")
@@ -233,6 +269,11 @@ VALUES ('cam', :at, :at, 1, :at, false, 'now', :content)"""
 A_PROPOSAL = """INSERT INTO replan_proposals (model, release, device_class, "group", devices, state, told, measured,
   created, who, result)
 VALUES ('digits@1', 'aa', 'coral', '', '[]', 'open', :told, '{}', 1.0, '', '')"""
+A_DEPLOYMENT = """INSERT INTO deployments (id, release, model, targets, devices, options, created)
+VALUES (3, 'aa', 'digits@1', '[]', '[]', '{}', 1.0)"""
+A_ROLLOUT = """INSERT INTO rollouts (id, model, release, terms, state, stage, approved, excused, reason, outcome,
+  following, superseded_by, rate_state, who, created, began, ended, changed)
+VALUES (3, 'digits', 'aa', '{}', 'finished', 0, 0, 0, '', '', false, 0, '{}', 'me', 1.0, 1.0, 2.0, 2.0)"""
 OLD_TELEMETRY = """INSERT INTO telemetry (id, device, at, content) VALUES (7, 'cam', 2.5, '{"a": 1}')"""
 AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)

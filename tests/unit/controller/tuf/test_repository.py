@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,9 @@ from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository_signer import KEPT_VERSIONS
 from edgesplit_controller.tuf.rotation import Rotation
 from support.signed_repository import DAY, TrustHarness, refreshed, sample_release
+
+LATER = 1e11
+"""A Unix time after that of every file here."""
 
 
 @pytest.fixture()
@@ -84,6 +88,59 @@ def test_adding_a_release_again_changes_nothing(world: TrustHarness) -> None:
     assert world.add() == digest
     assert world.repository.read("metadata/timestamp.json") == before
     assert world.repository.releases() == [digest]
+
+
+def test_a_removed_release_is_no_longer_signed_and_the_others_are(world: TrustHarness) -> None:
+    """A device that knew the list before accepts the shorter one, refuses the removed release, and installs the others;
+    the manifest's file is gone."""
+    gone, kept = world.add(1), world.add(2)
+    store = refreshed(world)
+    world.now += 1
+    assert world.repository.unlist(lambda: [kept], LATER) == [gone]
+    store.refresh(world.fetch)
+    assert store.manifest(kept, world.fetch) == sample_release(2)[0]
+    with pytest.raises(TrustError):
+        store.manifest(gone, world.fetch)
+    assert [path.stem for path in (world.folder / "repository" / "targets").glob("*/*.json")] == [kept]
+    assert world.add(1) == gone and refreshed(world).manifest(gone, world.fetch)
+
+
+def test_a_crash_at_any_write_of_a_removal_leaves_a_consistent_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stays listed can be fetched after each of them, and the removal can be repeated."""
+    for stop_at in range(3):  # targets, snapshot, timestamp
+        world = TrustHarness(tmp_path / str(stop_at))
+        gone, kept = world.add(1), world.add(2)
+        remove = partial(world.repository.unlist, [kept].copy, LATER)
+        writes(remove, monkeypatch, stop_at)
+        world.repository = world.reopened()
+        store = refreshed(world)
+        assert store.manifest(gone, world.fetch) and store.manifest(kept, world.fetch)
+        remove()
+        assert world.repository.releases() == [kept]
+
+
+def test_a_release_stays_listed_while_its_key_is_elsewhere_or_keys_change(world: TrustHarness) -> None:
+    """The list cannot be signed without the key, and what is signed for a key change must still fit."""
+    digest = world.add()
+    (world.folder / "repository" / "pending.json").write_bytes(b"{}")
+    assert world.repository.unlist(lambda: [], LATER) == [] and world.repository.releases() == [digest]
+    (world.folder / "repository" / "pending.json").unlink()
+    world.repository.keys.retire("targets", ())
+    assert world.repository.unlist(lambda: [], LATER) == [] and world.repository.releases() == [digest]
+    assert world.repository.manifest(digest) == sample_release()[0]
+
+
+def test_a_target_that_was_written_lately_stays(world: TrustHarness) -> None:
+    """It may be of a release that is being published."""
+    path = "fingerprints/" + "0" * 64 + ".json"
+    world.repository.store.write_target(path, b"{}")
+    world.repository.unlist(lambda: [], 0.0)
+    assert world.repository.store.target(path) == b"{}"
+    world.repository.unlist(lambda: [], LATER)
+    with pytest.raises(FileNotFoundError):
+        world.repository.store.target(path)
 
 
 def test_old_metadata_is_pruned_after_a_grace_period(world: TrustHarness) -> None:

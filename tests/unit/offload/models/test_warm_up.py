@@ -111,6 +111,21 @@ def test_a_model_that_fails_on_noise_stays_loaded(tmp_path: Path) -> None:
     assert sorted(harness.engine.loaded) == ["s01-head", "s02-tail"]
 
 
+def test_a_removed_release_is_closed_and_its_memory_freed(tmp_path: Path) -> None:
+    """No model of it is listed any more; if the release comes back, it is warmed up again."""
+    memory = SliceCache()
+    harness = WarmUpHarness(tmp_path, memory)
+    harness.publish()
+    harness.warm_up.check()
+    assert memory.bytes and harness.repository.models()
+    (harness.folder / DIGEST).rmdir()
+    harness.warm_up.check()
+    assert memory.bytes == 0 and harness.repository.models() == {}
+    harness.publish()
+    harness.warm_up.check()
+    assert memory.bytes and harness.repository.model(CUT).half.is_loaded
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_server_without_a_folder_warms_nothing(tmp_path: Path, there: bool) -> None:
     """And ends at once."""
