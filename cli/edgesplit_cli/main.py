@@ -26,7 +26,7 @@ COMMANDS = {
     "login": "login", "logout": "login", "whoami": "login", "dashboard": "dashboard", "audit": "audit",
     "infer": "infer", "kit": "kit", "offload": "offload", "export": "export", "backup": "backup",
     "restore": "backup", "flash": "flash", "fleet": "fleet", "adopt": "adopt", "bundle": "bundle",
-    "doctor": "doctor", "config": "config",
+    "doctor": "doctor", "config": "config", "blobs": "blobs",
 }  # fmt: skip
 """The module of `edgesplit_cli.commands` that defines each command."""
 

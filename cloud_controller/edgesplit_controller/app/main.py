@@ -5,7 +5,7 @@ be started is reported in one line (UsageError). An additional process (`join`) 
 first one, and starts neither broker nor offload server.
 
     DATA/controller.db    SQLite, unless there is --database        DATA/lock             pid of the running controller
-    DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
+    DATA/blobs/           files and chunks by SHA-256 (--blobs)     DATA/ports.json       ports chosen for port 0
     DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
@@ -55,7 +55,7 @@ from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_c
 from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_children
 from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.restore import RESTORED
-from edgesplit_controller.components.probes import broker_probe, offload_probe
+from edgesplit_controller.components.probes import blobs_probe, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.history import rollup_job
@@ -72,10 +72,10 @@ from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.status import ProcessStatus
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blob_location import open_blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease, free_all_leases
-from edgesplit_controller.storage.tables.core import Device
+from edgesplit_controller.storage.tables.core import Device, Model
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
 
@@ -168,6 +168,7 @@ def _start(
 ) -> dict[str, Any]:
     """Start every part; `stack` stops them. Returns the addresses and reminders about the keys."""
     process = _assemble(settings, stack, stopping)
+    _check_blobs(process)
     history = _check_addresses(process)
     api_credentials = process.foundations.authority.issue_server(
         process.slot.file_name(API_CREDENTIALS), settings.certificate_hosts, for_browsers=True
@@ -199,6 +200,8 @@ def _start(
 def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -> _Process:
     """Create the parts and take this process's number; starts nothing."""
     data = settings.data
+    blobs = open_blobs(settings.blobs, data, settings.blob_cache_bytes)
+    blobs.check()
     database = Database(settings.database_url)
     stack.callback(database.close)
     if not (settings.join or database.shared):
@@ -211,7 +214,7 @@ def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -
     ledger = MetricRegistry()
     metrics.observe_statements(database.engine, ledger)
     foundations = Foundations(
-        settings, database, BlobStore(data / "blobs"), authority, repository, Rotation(repository), lease, colleagues,
+        settings, database, blobs, authority, repository, Rotation(repository), lease, colleagues,
         ledger,
     )  # fmt: skip
     return _Process(foundations, Assembly(foundations), process_slot, stack, stopping)
@@ -227,6 +230,19 @@ def _check_addresses(process: _Process) -> list[given_addresses.GivenAddresses]:
         enrolled = {row.name: row.enrolled for row in rows}
     given_addresses.check_reachable(history, enrolled, process.settings)
     return history
+
+
+def _check_blobs(process: _Process) -> None:
+    """UsageError if this start looks for the models in another place than where they are."""
+    foundations, settings = process.foundations, process.settings
+    with foundations.database.read() as session:
+        newest = session.scalars(select(Model).order_by(Model.id.desc()).limit(1)).first()
+    if newest is None or settings.force or foundations.blobs.has(newest.sha256):
+        return
+    raise UsageError(
+        f"{newest.ref}, the newest model, is not in {foundations.blobs.check()}: give the place where the blobs are"
+        " (--blobs), move them with `edgectl blobs move`, or restore them; --force starts without them"
+    )
 
 
 def _recover(process: _Process) -> None:
@@ -351,6 +367,7 @@ def _start_health_recorder(
     probes = (
         broker_probe(session, settings.broker, broker),
         offload_probe(own_url if settings.offload else offload_url(settings), tls, offload),
+        *([blobs_probe(process.foundations.blobs.check)] if settings.blobs else []),
     )
     recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
     recorder.step()
@@ -459,7 +476,7 @@ def _settings_of_joining(settings: Settings) -> Settings:
         )
     device_broker = f"{url_host(str(running.get('mqtt_host')))}:{running.get('mqtt_port')}" if running else ""
     joined = replace(
-        settings, offload=False, broker=settings.broker or f"mqtts://{device_broker}",
+        settings, offload=False, blobs=settings.blobs or str(running.get("blobs", "")), broker=settings.broker or f"mqtts://{device_broker}",
         advertised_broker=settings.advertised_broker or device_broker,
         api_url=settings.api_url or str(running.get("api_url", "")),
         offload_url=settings.offload_url or str(running.get("offload_url", "")),
@@ -495,6 +512,7 @@ def _addresses(settings: Settings) -> dict[str, Any]:
     return {
         "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
         "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
+        "blobs": settings.blobs,
         "pid": os.getpid(), "version": edgesplit.__version__,
     }  # fmt: skip
 

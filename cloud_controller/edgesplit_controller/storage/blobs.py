@@ -1,7 +1,7 @@
 """Content-addressed blob store: bytes by their SHA-256, in a folder. Stored blobs survive a power cut, and are verified
 when read.
 
-An object store could provide the same four methods. Nothing is ever overwritten or deleted here.
+`Blobs` is the interface, which `s3_blobs` implements too. Nothing is ever overwritten here.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, Protocol, TypeVar
 
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import EdgeError, UsageError
@@ -21,10 +23,70 @@ from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import sha256_hex
 
 T = TypeVar("T", bound=bytes | mmap.mmap)
+BLOB_NAME: Final = re.compile(r"[0-9a-f]{64}")
+"""Name of a blob: other files in a store are not its own."""
 
 
 class BlobLost(EdgeError):
     """A stored blob is missing or damaged (a fault of the disk); reported to the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob in the listing of a store."""
+
+    sha256: str
+    bytes: int
+    stored_at: float
+    """Unix time, by the clock of the disk or the store."""
+
+
+class Blobs(Protocol):
+    """A store of blobs, safe from any thread and process."""
+
+    def put(self, data: bytes) -> str:
+        """Store `data`; return its SHA-256."""
+        ...
+
+    def put_all(self, many: Iterable[bytes | memoryview]) -> list[str]:
+        """Store each of `many`; return their SHA-256, in order."""
+        ...
+
+    def put_file(self, part: Path) -> str:
+        """Move a file created with `incoming_file` into the store; return its SHA-256."""
+        ...
+
+    def incoming_file(self) -> Path:
+        """A new path to write to before `put_file`."""
+        ...
+
+    def clear_incoming(self, older_than_s: float = 0.0) -> None:
+        """Delete incomplete uploads that were not written to for so long."""
+        ...
+
+    def get(self, sha256: str) -> bytes:
+        """The blob's bytes, verified; BlobLost if it is missing or damaged."""
+        ...
+
+    def mapped(self, sha256: str) -> bytes | mmap.mmap:
+        """The blob's bytes, verified and memory-mapped; BlobLost if it is missing or damaged."""
+        ...
+
+    def has(self, sha256: str) -> bool:
+        """Whether there is such a blob, sound or not."""
+        ...
+
+    def stored(self) -> Iterator[StoredBlob]:
+        """Every blob, with its size and age."""
+        ...
+
+    def delete(self, sha256: str) -> None:
+        """Delete a blob; a missing one is no error."""
+        ...
+
+    def check(self) -> str:
+        """The store's name for people; an EdgeError with the remedy if it does not work now."""
+        ...
 
 
 class BlobStore:
@@ -89,6 +151,26 @@ class BlobStore:
         """The blob's bytes, verified and memory-mapped, so that the kernel can reclaim their memory; BlobLost if it is
         missing or damaged."""
         return self._verified(sha256, map_file)
+
+    def has(self, sha256: str) -> bool:
+        """Whether there is such a blob, sound or not."""
+        return self.path(sha256).is_file()
+
+    def stored(self) -> Iterator[StoredBlob]:
+        """Every blob, with its size and age."""
+        for folder in sorted(self._folder.glob("[0-9a-f][0-9a-f]")):
+            for path in sorted(folder.iterdir()):
+                if BLOB_NAME.fullmatch(path.name):
+                    status = path.stat()
+                    yield StoredBlob(path.name, status.st_size, status.st_mtime)
+
+    def delete(self, sha256: str) -> None:
+        """Delete a blob; a missing one is no error."""
+        self.path(sha256).unlink(missing_ok=True)
+
+    def check(self) -> str:
+        """The folder's name for people; the disk is checked by itself."""
+        return f"the folder {self._folder}"
 
     def _verified(self, sha256: str, read: Callable[[Path], T]) -> T:
         try:
