@@ -61,7 +61,7 @@ from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
-from edgesplit_controller.storage.blobs import Blobs
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Event, Model
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,15 +146,15 @@ def restore(
     # Also where the header asks for none: a passphrase in the environment says that the file should be encrypted.
     needs_passphrase = opened_with == "passphrase" and key_file is None
     passphrase = ask_secret(f"passphrase of {file}") if needs_passphrase else os.environ.get(PASSPHRASE_VARIABLE, "")
-    with ExitStack() as bar:
+    scratch = next(folder for folder in data.absolute().parents if folder.is_dir())
+    elsewhere = blobs_for_command(blobs_url, data, scratch) if blobs_url else nullcontext()
+    with elsewhere as store, ExitStack() as bar:
         update = bar.enter_context(progress_bar("restore", *BYTES, quiet=as_json))
 
         def confirm(operators: Sequence[RestoredOperator], origin: str) -> None:
             bar.close()
             _confirm_operators(location, operators, origin, yes=yes, quiet=as_json and yes)
 
-        scratch = next(folder for folder in data.absolute().parents if folder.is_dir())
-        store = bar.enter_context(blobs_for_command(blobs_url, data, scratch)) if blobs_url else None
         restored = restore_backup(
             location, data, BackupKey(passphrase, key_file=key_file), database_url=database, now=time.time(),
             replace=force, store=store, signed_by=signer, unverified=unverified, confirm=confirm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def move(data: Path, to: str, remove: bool, as_json: bool) -> None:
                 copied = copy_blobs(source, target)  # what came meanwhile; returns the whole
                 kept = {name: value for name, value in read_options(data).items() if name != "blobs"}
                 write_options(data, {**kept, "blobs": new} if new else kept)
-                for blob in source.stored() if remove else ():
-                    source.delete(blob.sha256)
+                for blob in source.list_blobs() if remove else ():
+                    source.delete_stored_before(blob.sha256, math.inf)
         except UsageError as error:
             raise UsageError(
                 f"{copied.blobs} blobs are in {new or FILES} now, and not used yet: {error}, then run this command"

@@ -40,7 +40,7 @@ from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.engine import Rollouts
 from edgesplit_controller.rollout.release_health import evidence_of_members
 from edgesplit_controller.settings import Settings
-from edgesplit_controller.storage.blobs import Blobs
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
 from edgesplit_controller.tuf.repository import Repository

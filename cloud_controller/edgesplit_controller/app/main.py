@@ -41,6 +41,7 @@ from edgesplit.observability import log_format
 from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import metrics_response
 from edgesplit.observability.registry import MetricRegistry
+from edgesplit.process.environment import environment_for_models
 from edgesplit.process.lifecycle import forbid_core_dumps, on_stop_signals, raise_open_file_limit, wait_until
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials
@@ -75,6 +76,7 @@ from edgesplit_controller.status import ProcessStatus
 from edgesplit_controller.storage.blob_location import open_blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease, free_all_leases
+from edgesplit_controller.storage.s3_blobs import S3BlobStore
 from edgesplit_controller.storage.tables.core import Device, Model
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
@@ -201,7 +203,6 @@ def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -
     """Create the parts and take this process's number; starts nothing."""
     data = settings.data
     blobs = open_blobs(settings.blobs, data, settings.blob_cache_bytes)
-    blobs.check()
     database = Database(settings.database_url)
     stack.callback(database.close)
     if not (settings.join or database.shared):
@@ -237,11 +238,11 @@ def _check_blobs(process: _Process) -> None:
     foundations, settings = process.foundations, process.settings
     with foundations.database.read() as session:
         newest = session.scalars(select(Model).order_by(Model.id.desc()).limit(1)).first()
-    if newest is None or settings.force or foundations.blobs.has(newest.sha256):
+    if newest is None or settings.force or foundations.blobs.touch(newest.sha256):
         return
+    place = settings.blobs or settings.data / "blobs"
     raise UsageError(
-        f"{newest.ref}, the newest model, is not in {foundations.blobs.check()}: give the place where the blobs are"
-        " (--blobs), move them with `edgectl blobs move`, or restore them; --force starts without them"
+        f"{newest.ref}, the newest model, is not in {place}: give the place where the blobs are (--blobs), move them with `edgectl blobs move`, or restore them; --force starts without them"
     )
 
 
@@ -352,6 +353,7 @@ def _start_offload(process: _Process) -> SupervisedProcess | None:
     child = SupervisedProcess(
         "offload server", offload_command(settings), ready_line="listening on",
         log_file=settings.data / OFFLOAD / "offload.log", pid_file=settings.data / OFFLOAD / "pid",
+        environment=environment_for_models(),
     )  # fmt: skip
     process.start(child)
     return child
@@ -367,7 +369,7 @@ def _start_health_recorder(
     probes = (
         broker_probe(session, settings.broker, broker),
         offload_probe(own_url if settings.offload else offload_url(settings), tls, offload),
-        *([blobs_probe(process.foundations.blobs.check)] if settings.blobs else []),
+        *([blobs_probe(blobs.check)] if isinstance(blobs := process.foundations.blobs, S3BlobStore) else []),
     )
     recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
     recorder.step()

@@ -24,7 +24,8 @@ from edgesplit_controller.backup.envelope import SCRYPT_N, BackupKey, SealedWrit
 from edgesplit_controller.backup.location import BackupFile, BackupLocation
 from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.rows import export_rows
-from edgesplit_controller.storage.blobs import BlobLost, Blobs, BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.tuf.metadata_store import MetadataStore
 
 ROWS: Final = "database.jsonl"
@@ -79,12 +80,11 @@ def make_backup(
     if not replace and location.size() is not None:
         raise UsageError(f"{location} exists already: --force replaces it")
     included = (store or BlobStore(data / "blobs")) if blobs else None
-    with location.writing() as raw:
-        with SealedWriter(
-            raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
-            scrypt_n=scrypt_n,
-        ) as sealed:  # fmt: skip
-            return _write(data, database_url, sealed, keys=keys, blobs=included, progress=progress)
+    with location.writing() as raw, SealedWriter(
+        raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
+        scrypt_n=scrypt_n,
+    ) as sealed:  # fmt: skip
+        return _write(data, database_url, sealed, keys=keys, blobs=included, progress=progress)
 
 
 def _write(
@@ -102,7 +102,7 @@ def _write(
         rows.seek(0)
         with MetadataStore(data / "tuf").exclusive():
             small_files = [(name, (data / name).read_bytes()) for name in _small_files(data, keys)]
-        stored = list(blobs.stored()) if blobs is not None else []
+        stored = list(blobs.list_blobs()) if blobs is not None else []
         total = size + sum(len(content) for _, content in small_files) + sum(blob.bytes for blob in stored)
 
         def add(name: str, content: IO[bytes] | mmap.mmap, size: int) -> None:

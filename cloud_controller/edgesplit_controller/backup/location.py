@@ -87,7 +87,8 @@ class BackupObject:
 
     def size(self) -> int | None:
         """Bytes of the object; None if there is none."""
-        return self._folder.size(self._name)
+        found = self._folder.find(self._name)
+        return None if found is None else found.bytes
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:

@@ -30,8 +30,9 @@ from edgesplit_controller.backup.envelope import BackupKey, Header, SealedReader
 from edgesplit_controller.backup.location import BackupFile, BackupLocation
 from edgesplit_controller.backup.origin import Origin, judge_origin, signer_of
 from edgesplit_controller.backup.rows import RestoredOperator, import_rows, preview_operators
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.blob_location import copy_blobs
-from edgesplit_controller.storage.blobs import Blobs, BlobStore
+from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.folder_lock import exclusive
 
 RESTORED: Final = "restored.json"
@@ -184,7 +185,7 @@ def _verify(contents: Contents, written: dict[str, Member]) -> None:
 
 
 def _move_blobs(staging: Path, store: Blobs) -> None:
-    """Move the blobs of a verified backup into a store elsewhere. They replace nothing there: a blob has one content."""
+    """Move the blobs of a verified backup into a store elsewhere. Nothing there is replaced: a name has one content."""
     copy_blobs(BlobStore(staging / "blobs"), store)
     shutil.rmtree(staging / "blobs")
 

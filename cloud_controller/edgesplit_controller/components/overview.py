@@ -36,8 +36,8 @@ REMEDIES: Mapping[str, str] = {
     "broker": "read the controller's log, which has mosquitto's messages, or check the broker that you gave"
     " with --broker",
     "offload server": "read offload/offload.log in the data folder; devices finish locally meanwhile",
-    "object store": "until it answers, models cannot be pushed, planned or deployed, and devices fetch what the cache has;"
-    " docs/operations.md lists its messages",
+    "object store": "until it answers, models cannot be pushed, planned or deployed, and devices fetch what the cache"
+    " has; docs/operations.md lists its messages",
     "database": "check its machine and its log: every other component depends on it",
     "disk": "free space in the data folder: `edgectl model list` says what is stored",
     "histories": "telemetry arrives faster than it is aggregated: give the controller more CPU time, or another"

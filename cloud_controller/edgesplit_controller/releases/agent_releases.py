@@ -28,7 +28,7 @@ from edgesplit.release.agent_release import AGENT_MODEL, WHEELS_FILE, Target, ag
 from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.releases.build import ReleaseBuilder
-from edgesplit_controller.storage.blobs import Blobs
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model
 

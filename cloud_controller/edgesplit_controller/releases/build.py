@@ -44,7 +44,8 @@ from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
-from edgesplit_controller.storage.blobs import BlobLost, Blobs
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import BlobLost
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE, Repository

@@ -18,7 +18,7 @@ from edgesplit_controller.errors import Conflict
 from edgesplit_controller.messaging.delivery import check_chunk_request
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.blobs import Blobs
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.tuf.repository import Repository
 

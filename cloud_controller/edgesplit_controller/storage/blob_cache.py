@@ -74,15 +74,15 @@ class BlobCache:
 
     def discard(self, sha256: str) -> None:
         """Delete the copy of a blob that was deleted."""
-        self._files.delete(sha256)
+        self._files.path(sha256).unlink(missing_ok=True)
 
     def _trim(self) -> None:
         with self._lock:
             self._added_bytes = 0
-            copies = sorted(self._files.stored(), key=lambda copy: copy.stored_at)
+            copies = sorted(self._files.list_blobs(), key=lambda copy: copy.stored)
             excess = sum(copy.bytes for copy in copies) - self._max_bytes
             for copy in copies:
                 if excess <= 0:
                     return
-                self._files.delete(copy.sha256)
+                self.discard(copy.sha256)
                 excess -= copy.bytes

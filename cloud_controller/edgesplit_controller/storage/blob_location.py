@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from edgesplit_controller.storage.blob_cache import BlobCache
-from edgesplit_controller.storage.blobs import Blobs, BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.object_store import ObjectStore, ObjectUrl
 from edgesplit_controller.storage.s3_blobs import S3BlobStore
 
@@ -30,10 +31,13 @@ class CopyResult(msgspec.Struct, frozen=True):
 
 
 def open_blobs(url: str, data: Path, cache_bytes: int) -> Blobs:
-    """The blobs at `url`, an s3:// URL, with a cache in the data folder; empty: those in the data folder."""
+    """The blobs at `url`, an s3:// URL, with a cache in the data folder; empty: those in the data folder. An EdgeError
+    with the remedy if the store does not work."""
     if not url:
         return BlobStore(data / "blobs")
-    return S3BlobStore(ObjectStore(ObjectUrl.parse(url)), BlobCache(data / CACHE, cache_bytes))
+    objects = ObjectStore(ObjectUrl.parse(url))
+    objects.check()
+    return S3BlobStore(objects, BlobCache(data / CACHE, cache_bytes))
 
 
 @contextmanager
@@ -52,8 +56,8 @@ def copy_blobs(
     source: Blobs, target: Blobs, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> CopyResult:
     """Copy what the target lacks, verified as it is read. An interrupted copy continues with what is left."""
-    present = {blob.sha256: blob.bytes for blob in target.stored()}
-    blobs = list(source.stored())
+    present = {blob.sha256: blob.bytes for blob in target.list_blobs()}
+    blobs = list(source.list_blobs())
     missing = [blob for blob in blobs if present.get(blob.sha256) != blob.bytes]
     total = sum(blob.bytes for blob in missing)
 

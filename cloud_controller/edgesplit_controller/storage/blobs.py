@@ -1,21 +1,24 @@
 """Content-addressed blob store: bytes by their SHA-256, in a folder. Stored blobs survive a power cut, and are verified
 when read.
 
-`Blobs` is the interface, which `s3_blobs` implements too. Nothing is ever overwritten here.
+An object store could provide the same methods. Nothing is ever overwritten. A blob has the time at which it was stored
+last, also where it was there already; one is deleted only by that time (`delete_stored_before`), so that a blob that is
+being stored again is never deleted by a collector that found it unused.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import TypeVar
 
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import EdgeError, UsageError
@@ -23,8 +26,6 @@ from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import sha256_hex
 
 T = TypeVar("T", bound=bytes | mmap.mmap)
-BLOB_NAME: Final = re.compile(r"[0-9a-f]{64}")
-"""Name of a blob: other files in a store are not its own."""
 
 
 class BlobLost(EdgeError):
@@ -33,60 +34,12 @@ class BlobLost(EdgeError):
 
 @dataclass(frozen=True, slots=True)
 class StoredBlob:
-    """A blob in the listing of a store."""
+    """A blob as it is listed."""
 
     sha256: str
     bytes: int
-    stored_at: float
-    """Unix time, by the clock of the disk or the store."""
-
-
-class Blobs(Protocol):
-    """A store of blobs, safe from any thread and process."""
-
-    def put(self, data: bytes) -> str:
-        """Store `data`; return its SHA-256."""
-        ...
-
-    def put_all(self, many: Iterable[bytes | memoryview]) -> list[str]:
-        """Store each of `many`; return their SHA-256, in order."""
-        ...
-
-    def put_file(self, part: Path) -> str:
-        """Move a file created with `incoming_file` into the store; return its SHA-256."""
-        ...
-
-    def incoming_file(self) -> Path:
-        """A new path to write to before `put_file`."""
-        ...
-
-    def clear_incoming(self, older_than_s: float = 0.0) -> None:
-        """Delete incomplete uploads that were not written to for so long."""
-        ...
-
-    def get(self, sha256: str) -> bytes:
-        """The blob's bytes, verified; BlobLost if it is missing or damaged."""
-        ...
-
-    def mapped(self, sha256: str) -> bytes | mmap.mmap:
-        """The blob's bytes, verified and memory-mapped; BlobLost if it is missing or damaged."""
-        ...
-
-    def has(self, sha256: str) -> bool:
-        """Whether there is such a blob, sound or not."""
-        ...
-
-    def stored(self) -> Iterator[StoredBlob]:
-        """Every blob, with its size and age."""
-        ...
-
-    def delete(self, sha256: str) -> None:
-        """Delete a blob; a missing one is no error."""
-        ...
-
-    def check(self) -> str:
-        """The store's name for people; an EdgeError with the remedy if it does not work now."""
-        ...
+    stored: float
+    """Unix time at which it was stored last."""
 
 
 class BlobStore:
@@ -133,6 +86,47 @@ class BlobStore:
         """A new path on the same file system, to write to before `put_file`."""
         return self._incoming / uuid.uuid4().hex
 
+    def touch(self, sha256: str) -> bool:
+        """Whether the blob is there; it counts as stored now."""
+        with self._locked(fcntl.LOCK_SH):
+            try:
+                os.utime(self.path(sha256))
+            except FileNotFoundError:
+                return False
+            return True
+
+    def list_blobs(self) -> Iterator[StoredBlob]:
+        """Every blob, in no order."""
+        for folder in self._folder.glob("[0-9a-f][0-9a-f]"):
+            for file in os.scandir(folder):
+                try:
+                    status = file.stat()
+                except FileNotFoundError:
+                    continue
+                yield StoredBlob(file.name, status.st_size, status.st_mtime)
+
+    def delete_stored_before(self, sha256: str, before: float) -> bool:
+        """Delete the blob, unless it was stored at or after the Unix time `before`; whether it was deleted."""
+        path = self.path(sha256)
+        # Excludes `touch`: otherwise a blob could be deleted between the time being read and the blob being touched.
+        with self._locked(fcntl.LOCK_EX):
+            try:
+                if path.stat().st_mtime >= before:
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                return False
+            return True
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        descriptor = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
     def clear_incoming(self, older_than_s: float = 0.0) -> None:
         """Delete incomplete uploads left by a killed process; with `older_than_s` only those not written to for so
         long, where other processes use the folder too."""
@@ -152,26 +146,6 @@ class BlobStore:
         missing or damaged."""
         return self._verified(sha256, map_file)
 
-    def has(self, sha256: str) -> bool:
-        """Whether there is such a blob, sound or not."""
-        return self.path(sha256).is_file()
-
-    def stored(self) -> Iterator[StoredBlob]:
-        """Every blob, with its size and age."""
-        for folder in sorted(self._folder.glob("[0-9a-f][0-9a-f]")):
-            for path in sorted(folder.iterdir()):
-                if BLOB_NAME.fullmatch(path.name):
-                    status = path.stat()
-                    yield StoredBlob(path.name, status.st_size, status.st_mtime)
-
-    def delete(self, sha256: str) -> None:
-        """Delete a blob; a missing one is no error."""
-        self.path(sha256).unlink(missing_ok=True)
-
-    def check(self) -> str:
-        """The folder's name for people; the disk is checked by itself."""
-        return f"the folder {self._folder}"
-
     def _verified(self, sha256: str, read: Callable[[Path], T]) -> T:
         try:
             data = read(self.path(sha256))
@@ -182,8 +156,9 @@ class BlobStore:
         return data
 
     def _has_whole(self, sha256: str, size: int) -> bool:
+        """Whether the blob is there in full; then it counts as stored now."""
         try:
-            return self.path(sha256).stat().st_size == size
+            return self.path(sha256).stat().st_size == size and self.touch(sha256)
         except FileNotFoundError:
             return False
 

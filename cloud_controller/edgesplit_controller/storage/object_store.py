@@ -33,6 +33,8 @@ PART_BYTES: Final = 16 * 2**20
 """Bytes of the first parts of an upload; an object of at most that size is uploaded in one request."""
 PARTS_OF_ONE_SIZE: Final = 1_000
 """Parts after which the next ones grow by `PART_BYTES`, so that the 10,000 parts of an upload hold 900 GB."""
+COPIED_BYTES: Final = 5 * 10**9
+"""Largest object that a store copies in one request."""
 CONNECTIONS: Final = 16
 """Connections to the store per process."""
 RETRY: Final = Backoff(first_s=0.2, longest_s=5.0)
@@ -124,12 +126,26 @@ class ObjectStore:
         endpoint = str(self._client.meta.endpoint_url)
         return str(self.url) if endpoint.endswith(".amazonaws.com") else f"{self.url} at {endpoint}"
 
-    def size(self, name: str) -> int | None:
-        """Bytes of an object; None if there is none."""
+    def find(self, name: str) -> StoredObject | None:
+        """An object's size and age; None if there is none."""
         try:
-            return int(self.call("head_object", Key=self.key(name))["ContentLength"])
+            answer = self.call("head_object", Key=self.key(name))
         except NotFound:
             return None
+        return StoredObject(name, answer["ContentLength"], answer["LastModified"].timestamp())
+
+    def renew(self, name: str, size: int | None = None) -> bool:
+        """Make an object as if it was written now. Whether it is there (of that size, if one is given), and small
+        enough for that."""
+        source = {"Bucket": self.url.bucket, "Key": self.key(name)}
+        entry = self.find(name)
+        if entry is None or entry.bytes > COPIED_BYTES or size not in (None, entry.bytes):
+            return False
+        try:
+            self.call("copy_object", Key=self.key(name), CopySource=source, MetadataDirective="REPLACE")
+        except NotFound:
+            return False
+        return True
 
     def read(self, name: str) -> bytes:
         """An object's bytes; NotFound if there is none."""
@@ -161,7 +177,7 @@ class ObjectStore:
 
     def objects(self) -> Iterator[StoredObject]:
         """Every object below the URL."""
-        token: dict[str, str] = {}
+        token: dict[str, Any] = {}
         while True:
             page = self.call("list_objects_v2", Prefix=self._prefix, **token)
             for entry in page.get("Contents", ()):
@@ -281,9 +297,7 @@ class _ObjectReader(io.RawIOBase):
         if self._position == self._size:
             return 0
         try:
-            if self._body is None:
-                self._open()
-            data = self._body.read(min(len(buffer), self._size - self._position))
+            data = (self._body or self._open()).read(min(len(buffer), self._size - self._position))
         except Exception:
             self._body = None
             raise
@@ -291,12 +305,13 @@ class _ObjectReader(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         # The rest of an object that was replaced meanwhile would not fit what was read.
         begin = {"Range": f"bytes={self._position}-", **self._version} if self._position else {}
         answer = self._store.call("get_object", attempts=1, Key=self._key, **begin)
         self._version, self._body = {"IfMatch": answer["ETag"]}, answer["Body"]
         self._size = self._position + int(answer["ContentLength"])
+        return self._body
 
 
 class _Upload(io.RawIOBase):
@@ -338,7 +353,8 @@ class _Upload(io.RawIOBase):
         try:
             self._store.call("complete_multipart_upload", Key=self._key, UploadId=self._id, MultipartUpload=parts)
         except NotFound:  # the answer of an attempt that succeeded may have been lost
-            if self._store.size(self._name) != self._written:
+            found = self._store.find(self._name)
+            if found is None or found.bytes != self._written:
                 raise
 
     def abort(self) -> None:

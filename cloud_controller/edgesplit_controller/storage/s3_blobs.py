@@ -1,8 +1,8 @@
 """Blobs in an S3-compatible object store, with a bounded local cache of verified copies.
 
-Several controllers, and several machines, share one bucket without a common disk. Blobs have the names that they have in
-a folder, so that either can be copied into the other by any tool. Every blob is verified against its name when it is
-read, from the store and from the cache.
+Several controller processes share one bucket without a common disk. Blobs have the names that they have in a folder, so
+that either can be copied into the other by any tool. Every blob is verified against its name when it is read, from the
+store and from the cache.
 """
 
 from __future__ import annotations
@@ -103,21 +103,29 @@ class S3BlobStore:
             part.unlink(missing_ok=True)
         return data
 
-    def has(self, sha256: str) -> bool:
-        """Whether there is such a blob, sound or not."""
-        return self._objects.size(_name(sha256)) is not None
+    def touch(self, sha256: str) -> bool:
+        """Whether the blob is there; it counts as stored now."""
+        return self._objects.renew(_name(sha256))
 
-    def stored(self) -> Iterator[StoredBlob]:
-        """Every blob, with its size and age."""
+    def list_blobs(self) -> Iterator[StoredBlob]:
+        """Every blob, in no order."""
         for entry in self._objects.objects():
             name = entry.name[3:]
             if BLOB_NAME.fullmatch(name) and entry.name == _name(name):
                 yield StoredBlob(name, entry.bytes, entry.written_at)
 
-    def delete(self, sha256: str) -> None:
-        """Delete a blob; a missing one is no error. Other machines may have a copy in their cache until it is full."""
+    def delete_stored_before(self, sha256: str, before: float) -> bool:
+        """Delete the blob, unless it was stored at or after the Unix time `before`; whether it was deleted.
+
+        An object store has no lock: a blob that is stored again between these two requests is deleted all the same.
+        Caches of other machines may have a copy until they are full.
+        """
+        entry = self._objects.find(_name(sha256))
+        if entry is None or entry.written_at >= before:
+            return False
         self._objects.delete(_name(sha256))
         self._cache.discard(sha256)
+        return True
 
     def check(self) -> str:
         """The store's name for people; an EdgeError with the remedy if it does not work now."""
@@ -129,8 +137,9 @@ class S3BlobStore:
         self._cache.add(digest, data)
 
     def _upload(self, digest: str, data: bytes | memoryview) -> None:
-        if self._objects.size(_name(digest)) != len(data):
-            self._objects.write(_name(digest), data)
+        name = _name(digest)
+        if not self._objects.renew(name, len(data)):
+            self._objects.write(name, data)
 
     def _download(self, sha256: str, part: Path) -> None:
         digest = hashlib.sha256()
