@@ -242,7 +242,8 @@ def _check_blobs(process: _Process) -> None:
         return
     place = settings.blobs or settings.data / "blobs"
     raise UsageError(
-        f"{newest.ref}, the newest model, is not in {place}: give the place where the blobs are (--blobs), move them with `edgectl blobs move`, or restore them; --force starts without them"
+        f"{newest.ref}, the newest model, is not in {place}: give the place where the blobs are (--blobs), move them"
+        " with `edgectl blobs move`, or restore them; --force starts without them"
     )
 
 

@@ -125,7 +125,7 @@ def test_a_missing_bucket_object_or_store_is_named(s3_mock_bucket: Bucket, monke
         ObjectStore(ObjectUrl("missing-bucket", "")).check()
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{find_free_port('127.0.0.1')}")
     paused: list[Any] = []
-    with pytest.raises(LinkError, match="does not answer .* AWS_ENDPOINT_URL_S3"):
+    with pytest.raises(LinkError, match=r"does not answer .* AWS_ENDPOINT_URL_S3"):
         ObjectStore(ObjectUrl("bucket", ""), pause=paused.append).read("x")
     assert len(paused) >= ATTEMPTS - 1
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store.example:9000")
@@ -136,7 +136,7 @@ def test_a_missing_bucket_object_or_store_is_named(s3_mock_bucket: Bucket, monke
         monkeypatch.delenv(variable)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(StoreUnusable, match="no usable credentials .* AWS_PROFILE"):
+    with pytest.raises(StoreUnusable, match=r"no usable credentials .* AWS_PROFILE"):
         ObjectStore(ObjectUrl("bucket", "")).check()
 
 
