@@ -4,13 +4,15 @@ offload server and agent."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from edgesplit.errors import EdgeError
 from edgesplit_cli.demo.processes import DemoProcess
 from edgesplit_controller.settings import find_free_port
-from support.edgesplit_processes import ONE_THREAD, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import DIGITS, ONE_THREAD, Cloud, eventually, frame_input, frames
 from support.postgres import Postgres
 from support.s3_server import Bucket, refuse
 
@@ -77,8 +79,8 @@ def test_two_processes_with_folders_of_their_own_deliver_from_one_s3_mock_bucket
 
 
 def test_an_installation_moves_into_the_s3_mock_and_back(tmp_path: Path, s3_mock_bucket: Bucket) -> None:
-    """Copied while it runs, changed when it is stopped; a start elsewhere is refused, a store that fails is named by the
-    API and by doctor, and backups go there."""
+    """Copied while it runs, changed when it is stopped; a start that would look elsewhere is refused, what the store
+    refuses is in the API's answer, and backups go there."""
     cloud = Cloud(tmp_path)
     cloud.start()
     try:
@@ -101,7 +103,11 @@ def test_an_installation_moves_into_the_s3_mock_and_back(tmp_path: Path, s3_mock
         cloud.start()
         assert "s3cr3t" not in (tmp_path / "up.log").read_text()
 
-        s3_mock_bucket.server.break_next("GET", "/edgesplit/", refuse("403 Forbidden", "AccessDenied"), times=50)
+        shutil.rmtree(cloud.data / "cache" / "blobs", ignore_errors=True)
+        s3_mock_bucket.server.break_next("GET", "/edgesplit/", refuse("403 Forbidden", "AccessDenied"))
+        with pytest.raises(EdgeError, match=r"access is denied: the credentials need s3:ListBucket"):
+            cloud.api.download("/v1/models/digits/file")
+        assert cloud.api.download("/v1/models/digits/file") == (DIGITS / "digits.onnx").read_bytes()
         ok = cloud.json("backup", f"s3://{s3_mock_bucket.name}/b/a.backup", "--without-keys", "--without-blobs")
         assert ok["bytes"] == len(s3_mock_bucket.store("b").read("a.backup"))
     finally:

@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
@@ -28,7 +28,7 @@ class BackupLocation(Protocol):
         """Bytes of the backup there; None if there is none."""
         ...
 
-    def writing(self) -> Any:
+    def writing(self) -> AbstractContextManager[BinaryIO]:
         """A context manager with a binary stream, whose bytes become the backup if the context ends without an
         exception."""
         ...
