@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import moto.s3.models
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from edgesplit_controller.storage.object_store import ObjectStore, ObjectUrl
+from edgesplit_controller.storage.object_store import ObjectStore, ObjectUrl, make_client
 
 Environ = dict[str, Any]
 Application = Callable[[Environ, Any], Iterable[bytes]]
@@ -66,6 +67,7 @@ class S3Server:
     """The mock, on a free port. Requests that match a fault meet it, as often as it says."""
 
     def __init__(self) -> None:
+        moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1_000  # real stores take no parts below 5 MiB
         self._application: Application = DomainDispatcherApplication(create_backend_app)
         self._faults: list[tuple[str, str, Fault]] = []
         self._lock = threading.Lock()
@@ -120,11 +122,12 @@ class Bucket:
         for name, value in self.variables.items():
             monkeypatch.setenv(name, value)
         server.requests.clear()
+        self._client = make_client()
         self.store().call("create_bucket")
 
     def store(self, path: str = "edgesplit") -> ObjectStore:
         """Objects in the bucket; retries do not wait."""
-        return ObjectStore(ObjectUrl(self.name, path), pause=lambda _: None)
+        return ObjectStore(ObjectUrl(self.name, path), self._client, pause=lambda _: None)
 
     def names(self) -> list[str]:
         """Keys of all objects."""

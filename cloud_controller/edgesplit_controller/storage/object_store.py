@@ -48,6 +48,7 @@ _TRANSIENT: Final = frozenset({
     "ThrottlingException", "TooManyRequests", "RequestLimitExceeded",
 })  # fmt: skip
 """Error codes after which the same request may succeed."""
+_TRANSIENT_STATUS: Final = frozenset({429, 500, 502, 503, 504})
 _REMEDIES: Final[Mapping[str, str]] = {
     "NoSuchBucket": "there is no such bucket: create it, or correct the URL",
     "AccessDenied": "access is denied: the credentials need s3:ListBucket, s3:ListBucketMultipartUploads, s3:GetObject,"
@@ -254,7 +255,7 @@ class ObjectStore:
             return NotFound(f"{self} has no such object")
         if remedy := _REMEDIES.get(code):
             return StoreUnusable(f"{self}: {remedy}")
-        if status >= 500 or status == 429 or code in _TRANSIENT:
+        if status in _TRANSIENT_STATUS or code in _TRANSIENT:
             return LinkError(f"{self} is overloaded or failing ({code or status}): try again later")
         text = str(response.get("Error", {}).get("Message", ""))[:200]
         return StoreUnusable(f"{self} refuses the request ({code or status}): {text}")
@@ -332,11 +333,14 @@ class _Upload(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Buffer bytes, and upload the parts that are complete."""
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), PART_BYTES):
-            self._pending += view[start : start + PART_BYTES]
-            if len(self._pending) > self._part_bytes:
-                self._upload_part()
         self._written += len(view)
+        taken = 0
+        while taken < len(view):
+            if len(self._pending) == self._part_bytes:
+                self._upload_part()
+            room = self._part_bytes - len(self._pending)
+            self._pending += view[taken : taken + room]
+            taken = min(taken + room, len(view))
         return len(view)
 
     @property

@@ -10,23 +10,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import mmap
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from edgesplit.errors import EdgeError, NotFound
 from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import sha256_hex
 from edgesplit_controller.storage.blob_cache import BlobCache
-from edgesplit_controller.storage.blobs import BLOB_NAME, BlobLost, StoredBlob, map_file
+from edgesplit_controller.storage.blobs import BlobLost, StoredBlob, map_file
 from edgesplit_controller.storage.object_store import CONNECTIONS, ObjectStore
 
 log = logging.getLogger(__name__)
 
 UPLOAD_ABANDONED_S = 7 * 86_400.0
 """Seconds after whose beginning an upload that was not completed is deleted from the store."""
-_BLOCK = 1 << 20
+_BLOCK: Final = 1 << 20
+_OBJECT_NAME: Final = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
 
 
 class S3BlobStore:
@@ -110,9 +113,8 @@ class S3BlobStore:
     def list_blobs(self) -> Iterator[StoredBlob]:
         """Every blob, in no order."""
         for entry in self._objects.objects():
-            name = entry.name[3:]
-            if BLOB_NAME.fullmatch(name) and entry.name == _name(name):
-                yield StoredBlob(name, entry.bytes, entry.written_at)
+            if _OBJECT_NAME.fullmatch(entry.name):  # other objects are not ours
+                yield StoredBlob(entry.name[3:], entry.bytes, entry.written_at)
 
     def delete_stored_before(self, sha256: str, before: float) -> bool:
         """Delete the blob, unless it was stored at or after the Unix time `before`; whether it was deleted.

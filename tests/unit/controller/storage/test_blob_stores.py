@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from edgesplit_controller.storage import object_store
 from edgesplit_controller.storage.blob_cache import BlobCache
 from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.blob_location import copy_blobs
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
-from edgesplit_controller.storage.object_store import PART_BYTES, ObjectStore
+from edgesplit_controller.storage.object_store import ObjectStore
 from edgesplit_controller.storage.s3_blobs import S3BlobStore
 from support.s3_server import Bucket, change_bytes
 
@@ -47,6 +48,12 @@ class StoreHarness:
             self._objects.write(name_of(digest), data)
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts so small that few bytes need several."""
+    monkeypatch.setattr(object_store, "PART_BYTES", 65_536)
+
+
 @pytest.fixture(params=["folder", "s3-mock", "s3-mock-without-cache"])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHarness:
     if request.param == "folder":
@@ -59,7 +66,7 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHarness:
 def test_blobs_come_back_as_they_were_stored(harness: StoreHarness) -> None:
     """Small, empty and larger than one request takes; one by one, many at once and from a file."""
     blobs = harness.blobs
-    large = bytes(range(256)) * (PART_BYTES // 256 + 100)
+    large = bytes(range(256)) * 1_000
     contents = [b"", b"weights", large, *(f"chunk {number}".encode() for number in range(40)), b"weights"]
     digests = blobs.put_all(contents)
     assert digests == [hashlib.sha256(content).hexdigest() for content in contents]
