@@ -6,12 +6,16 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from support.edgesplit_processes import Cloud
 from support.postgres import NoPostgres, Postgres
+
+if TYPE_CHECKING:
+    from support.s3_server import Bucket, S3Server
 
 SEED = "20261121"
 
@@ -56,6 +60,24 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'controller.db'}"
     running: Postgres = request.getfixturevalue("postgres")
     return running.database()
+
+
+@pytest.fixture(scope="session", name="s3_mock")
+def s3_server() -> Iterator[S3Server]:
+    """moto's mock of S3; no real store."""
+    from support.s3_server import S3Server  # imports moto, which few tests need
+
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_mock_bucket(s3_mock: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket on the mock, which the environment's standard variables name."""
+    from support.s3_server import Bucket
+
+    return Bucket(s3_mock, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,12 @@ def read_options(data: Path) -> dict[str, Value]:
     return kept
 
 
+def kept_text(data: Path, name: str) -> str:
+    """The text of a kept option; empty if it is not kept."""
+    value = read_options(data).get(name, "")
+    return value if isinstance(value, str) else ""
+
+
 def _is_value(value: object) -> bool:
     texts = value if isinstance(value, list) else [value]
     return value is True or (bool(texts) and all(isinstance(text, str) for text in texts))

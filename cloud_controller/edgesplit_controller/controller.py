@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from mmap import mmap
 from pathlib import Path
 from time import time
 from typing import Any, Protocol
@@ -64,7 +65,7 @@ from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.rollout.states import NOTHING
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Event, Model
 
@@ -133,7 +134,7 @@ class Controller:
     """The parts of one running controller, and the operations over them."""
 
     database: Database
-    blobs: BlobStore
+    blobs: Blobs
     registry: Registry
     planner: PlanningService
     release_builder: ReleaseBuilder
@@ -184,10 +185,10 @@ class Controller:
         """One model with its layers."""
         return model_to_dict(self.registry.get(reference))
 
-    def model_file(self, reference: str, *, optimised: bool) -> Path:
-        """Path of a model's file: as it was pushed or, with `optimised`, as it is sliced."""
+    def model_file(self, reference: str, *, optimised: bool) -> bytes | mmap:
+        """A model's file, verified: as it was pushed or, with `optimised`, as it is sliced."""
         model = self.registry.get(reference)
-        return self.blobs.path(model.optimised_sha256 if optimised else model.sha256)
+        return self.blobs.mapped(model.optimised_sha256 if optimised else model.sha256)
 
     def add_samples(
         self, reference: str, frames: Sequence[bytes], tensors: Sequence[bytes], labels: Mapping[bytes, int]

@@ -66,6 +66,10 @@ class Settings:
     """Format of the log lines of this process and of the offload server."""
     database: str = ""
     """URL of a PostgreSQL database; empty: SQLite in the data folder."""
+    blobs: str = ""
+    """s3:// URL of the object store with models and chunks; empty: a folder in the data folder."""
+    blob_cache_bytes: int = 10 * 10**9
+    """Largest local cache of blobs that are in an object store, in bytes."""
     broker: str = ""
     """mqtts://HOST:PORT of an external broker; empty: the controller runs mosquitto as a supervised child process."""
     advertised_broker: str = ""

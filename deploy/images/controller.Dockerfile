@@ -30,7 +30,7 @@ COPY device_profiles device_profiles
 COPY examples examples
 COPY --from=dashboard /src/edgesplit_controller/dashboard_assets cloud_controller/edgesplit_controller/dashboard_assets
 RUN python -m venv /opt/edgesplit \
- && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[cli]"
+ && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[cli,s3]"
 
 FROM ${PYTHON}
 # Not pinned: Debian's newest for this release is the one with the security fixes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +17,21 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.terminal_text import printable
-from edgesplit_cli.options.types import FILE, NEW_FILE
+from edgesplit_cli.kept_options import keep_given, kept_text
+from edgesplit_cli.options.types import FILE, NEW_FILE, S3_URL
 from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.progress import BYTES, progress_bar
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE
 from edgesplit_cli.signing import ask_secret
 
 if TYPE_CHECKING:
+    from edgesplit_controller.backup.location import BackupLocation
     from edgesplit_controller.backup.rows import RestoredOperator
 
+blobs_option = click.option(
+    "--blobs", "blobs_url", type=S3_URL, envvar="EDGESPLIT_BLOBS", default="",
+    help="s3://BUCKET/PREFIX with models and chunks (or $EDGESPLIT_BLOBS). [default: in the data folder]",
+)  # fmt: skip
 database_option = click.option(
     "--database", envvar="EDGESPLIT_DATABASE", default="",
     help="postgresql://… (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
@@ -33,7 +39,7 @@ database_option = click.option(
 
 
 @click.command()
-@click.argument("file", type=NEW_FILE, required=False)
+@click.argument("file", metavar="FILE|s3://BUCKET/NAME", required=False)
 @click.option("--without-keys", is_flag=True, help="Leave private keys and tokens out; then the file is not encrypted.")
 @click.option("--without-blobs", is_flag=True, help="Leave models and chunks out: keep `blobs/` by other means.")
 @click.option("--to", default="", metavar="PUBLIC-KEY", help="Encrypt for this key instead of with a passphrase.")
@@ -42,13 +48,17 @@ database_option = click.option(
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @database_option
+@blobs_option
 @json_option
 @click.pass_obj
 def backup(
-    data: Path, file: Path | None, without_keys: bool, without_blobs: bool, to: str, new_recipient: Path | None,
-    force: bool, database: str, as_json: bool,
+    data: Path, file: str | None, without_keys: bool, without_blobs: bool, to: str, new_recipient: Path | None,
+    force: bool, database: str, blobs_url: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Write keys, repository, database and blobs into FILE, also while the controller runs.
+
+    FILE may be an object in an S3-compatible store, which is read back. Database and blobs are those that `edgectl up`
+    keeps in the data folder, unless others are given.
 
     It is encrypted with a passphrase (prompted for, or $EDGESPLIT_PASSPHRASE), or --to a public key whose private key
     is kept elsewhere.
@@ -58,33 +68,39 @@ def backup(
     """
     from edgesplit_controller.backup.create import make_backup
     from edgesplit_controller.backup.envelope import BackupKey, make_recipient, parse_recipient
+    from edgesplit_controller.backup.location import parse_location
     from edgesplit_controller.backup.origin import signer_of, signer_text
+    from edgesplit_controller.storage.blob_location import blobs_for_command
 
     if new_recipient is not None:
         click.echo(make_recipient(new_recipient))
         return
     if file is None:
         raise UsageError("missing file to write the backup to: edgectl backup FILE")
-    url = database or f"sqlite:///{data / 'controller.db'}"
+    location = parse_location(file)
+    url = database or kept_text(data, "database") or f"sqlite:///{data / 'controller.db'}"
     recipient = parse_recipient(to) if to else b""
     passphrase = "" if without_keys or to else ask_secret(f"passphrase of {file}", new=True)
-    with progress_bar("backup", *BYTES, quiet=as_json) as update:
+    with (
+        blobs_for_command(blobs_url or kept_text(data, "blobs"), data, data) as store,
+        progress_bar("backup", *BYTES, quiet=as_json) as update,
+    ):
         contents = make_backup(
-            data, url, file, BackupKey(passphrase, recipient), keys=not without_keys, blobs=not without_blobs,
-            now=time.time(), replace=force,
+            data, url, location, BackupKey(passphrase, recipient), keys=not without_keys, blobs=not without_blobs,
+            now=time.time(), store=store, replace=force,
             progress=lambda done, of: update(completed=done, total=of),
         )  # fmt: skip
-    size, files = file.stat().st_size, len(contents.files)
+    size, files = location.size() or 0, len(contents.files)
     protection = "encrypted for that key" if to else "sealed" if not without_keys else "without keys, not encrypted"
     signer = signer_text(signer_of(data))
-    result = {"file": str(file), "bytes": size, "files": files, "signer": signer}
+    result = {"file": str(location), "bytes": size, "files": files, "signer": signer}
     print_result(
-        result, as_json, f"{file}: {files} files, {size / 1e6:.1f} MB, {protection}", f"signed by {signer}"
+        result, as_json, f"{location}: {files} files, {size / 1e6:.1f} MB, {protection}", f"signed by {signer}"
     )  # fmt: skip
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("file", metavar="FILE|s3://BUCKET/NAME")
 @click.option("--key", "key_file", type=FILE, help="The private key of a backup that was made with --to.")
 @click.option(
     "--signed-by", default="", metavar="PUBLIC-KEY",
@@ -103,11 +119,12 @@ def backup(
     help="Replace existing state: the old folder is kept beside it, PostgreSQL's rows are deleted.",
 )
 @database_option
+@blobs_option
 @json_option
 @click.pass_obj
 def restore(
-    data: Path, file: Path, key_file: Path | None, signed_by: str, unverified: bool, yes: bool, force: bool,
-    database: str, as_json: bool,
+    data: Path, file: str, key_file: Path | None, signed_by: str, unverified: bool, yes: bool, force: bool,
+    database: str, blobs_url: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Restore the controller in FILE into the (empty) data folder. Start it with `edgectl up` afterwards.
 
@@ -115,29 +132,36 @@ def restore(
     folder, or by --signed-by. The operators in it are shown, and come back only if you agree.
     """
     from edgesplit_controller.backup.envelope import BackupKey, read_header
+    from edgesplit_controller.backup.location import parse_location
     from edgesplit_controller.backup.origin import parse_signer
     from edgesplit_controller.backup.restore import restore as restore_backup
+    from edgesplit_controller.storage.blob_location import blobs_for_command
 
     if signed_by and unverified:
         raise UsageError("--signed-by verifies the file and --unverified does not: give one of them")
     signer = parse_signer(signed_by) if signed_by else b""
-    with file.open("rb") as raw:
+    location = parse_location(file)
+    with location.reading() as raw:
         opened_with = read_header(raw).opened_with
     # Also where the header asks for none: a passphrase in the environment says that the file should be encrypted.
     needs_passphrase = opened_with == "passphrase" and key_file is None
     passphrase = ask_secret(f"passphrase of {file}") if needs_passphrase else os.environ.get(PASSPHRASE_VARIABLE, "")
-    with ExitStack() as bar:
+    scratch = next(folder for folder in data.absolute().parents if folder.is_dir())
+    elsewhere = blobs_for_command(blobs_url, data, scratch) if blobs_url else nullcontext()
+    with elsewhere as store, ExitStack() as bar:
         update = bar.enter_context(progress_bar("restore", *BYTES, quiet=as_json))
 
         def confirm(operators: Sequence[RestoredOperator], origin: str) -> None:
             bar.close()
-            _confirm_operators(file, operators, origin, yes=yes, quiet=as_json and yes)
+            _confirm_operators(location, operators, origin, yes=yes, quiet=as_json and yes)
 
         restored = restore_backup(
-            file, data, BackupKey(passphrase, key_file=key_file), database_url=database, now=time.time(),
-            replace=force, signed_by=signer, unverified=unverified, confirm=confirm,
+            location, data, BackupKey(passphrase, key_file=key_file), database_url=database, now=time.time(),
+            replace=force, store=store, signed_by=signer, unverified=unverified, confirm=confirm,
             progress=lambda done, of: update(completed=done, total=of),
         )  # fmt: skip
+    if blobs_url:
+        keep_given(data, {"blobs": blobs_url})  # the next start would look in the folder otherwise
     created, replaced = datetime.fromtimestamp(restored.created), restored.replaced or None
     operators = [
         {"name": operator.name, "role": operator.role, "groups": list(operator.groups), "active": operator.is_active}
@@ -166,7 +190,7 @@ _ORIGINS = {
 
 
 def _confirm_operators(
-    file: Path, operators: Sequence[RestoredOperator], origin: str, *, yes: bool, quiet: bool
+    file: BackupLocation, operators: Sequence[RestoredOperator], origin: str, *, yes: bool, quiet: bool
 ) -> None:
     """Show the operators that come back and ask for them, unless `yes`; UsageError where they are refused."""
     if not quiet:

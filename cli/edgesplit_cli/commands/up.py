@@ -15,7 +15,7 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.observability.log_format import FORMATS
 from edgesplit_cli.commands.dashboard import login_address
 from edgesplit_cli.kept_options import KEPT_META, KeepsOptions, Value, keep_given, shown
-from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, format_address
+from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, S3_URL, SIZE, format_address
 from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
 
 
@@ -32,6 +32,14 @@ from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
 @click.option(
     "--database", envvar="EDGESPLIT_DATABASE", default="",
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
+)  # fmt: skip
+@click.option(
+    "--blobs", type=S3_URL, envvar="EDGESPLIT_BLOBS", default="",
+    help="s3://BUCKET/PREFIX for models and chunks (or $EDGESPLIT_BLOBS). [default: a folder in the data folder]",
+)  # fmt: skip
+@click.option(
+    "--blob-cache", "blob_cache_bytes", type=SIZE, default="10GB", show_default=True,
+    help="Largest local cache of what is in --blobs.",
 )  # fmt: skip
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
 @click.option("--advertised-broker", default="", help="HOST:PORT by which devices reach the broker of --broker.")
@@ -115,6 +123,7 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
     same += ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
+    same += ("blobs", "blob_cache_bytes")
     chosen |= {name: options[name] for name in (*same, "api_url", "offload_url", "telemetry_s", "force")}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],

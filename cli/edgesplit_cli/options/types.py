@@ -81,6 +81,13 @@ def parse_codecs(text: str) -> tuple[str, ...]:
     return names
 
 
+def parse_store(text: str) -> str:
+    """The URL of a folder in an object store, as it is kept; empty text stays empty."""
+    from edgesplit_controller.storage.object_store import ObjectUrl
+
+    return str(ObjectUrl.parse(text)) if text else ""
+
+
 def format_address(address: tuple[str, int] | None) -> str:
     """The address of a metrics server as an argument of a child process; empty for None."""
     if address is None:
@@ -115,4 +122,5 @@ OBJECTIVE = ParsedType("objective", parse_objective)
 TIER = ParsedType("tier", parse_tier)
 LINK = ParsedType("link", parse_link)
 CODECS = ParsedType("codecs", parse_codecs)
+S3_URL = ParsedType("s3://BUCKET/PREFIX", parse_store)
 METRICS = ParsedType("ADDRESS:PORT", parse_metrics_address)

@@ -44,7 +44,7 @@ from edgesplit_controller.retention.rules import RetentionRules
 from edgesplit_controller.rollout.engine import Rollouts
 from edgesplit_controller.rollout.release_health import evidence_of_members
 from edgesplit_controller.settings import Settings
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
 from edgesplit_controller.tuf.repository import Repository
@@ -57,7 +57,7 @@ class Foundations:
 
     settings: Settings
     database: Database
-    blobs: BlobStore
+    blobs: Blobs
     authority: Authority
     derived_secrets: DerivedSecrets
     repository: Repository

@@ -5,7 +5,7 @@ be started is reported in one line (UsageError). An additional process (`join`) 
 first one, and starts neither broker nor offload server.
 
     DATA/controller.db    SQLite, unless there is --database        DATA/lock             pid of the running controller
-    DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
+    DATA/blobs/           files and chunks by SHA-256 (--blobs)     DATA/ports.json       ports chosen for port 0
     DATA/keys/            authority, content.key, derivation.key    DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
@@ -42,6 +42,7 @@ from edgesplit.observability import log_format
 from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import metrics_response
 from edgesplit.observability.registry import MetricRegistry
+from edgesplit.process.environment import environment_for_models
 from edgesplit.process.lifecycle import forbid_core_dumps, on_stop_signals, raise_open_file_limit, wait_until
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.release_store import remove_leftovers
@@ -59,7 +60,7 @@ from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.restore import RESTORED
 from edgesplit_controller.caller import OWNER
 from edgesplit_controller.components.offload_status import OffloadStatusProbes
-from edgesplit_controller.components.probes import Probe, broker_probe, offload_probe
+from edgesplit_controller.components.probes import Probe, blobs_probe, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.history import rollup_job
@@ -78,10 +79,11 @@ from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.status import ProcessStatus
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blob_location import open_blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease, free_all_leases
-from edgesplit_controller.storage.tables.core import Device
+from edgesplit_controller.storage.s3_blobs import S3BlobStore
+from edgesplit_controller.storage.tables.core import Device, Model
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
 
@@ -177,6 +179,7 @@ def _start(
 ) -> dict[str, Any]:
     """Start every part; `stack` stops them. Returns the addresses and reminders about the keys."""
     process = _assemble(settings, stack, stopping)
+    _check_blobs(process)
     history = _check_addresses(process)
     api_credentials = process.foundations.authority.issue_server(
         process.slot.file_name(API_CREDENTIALS), settings.certificate_hosts, for_browsers=True
@@ -210,6 +213,7 @@ def _start(
 def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -> _Process:
     """Create the parts and take this process's number; starts nothing."""
     data = settings.data
+    blobs = open_blobs(settings.blobs, data, settings.blob_cache_bytes)
     database = Database(settings.database_url)
     stack.callback(database.close)
     if not (settings.join or database.shared):
@@ -223,8 +227,8 @@ def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -
     ledger = MetricRegistry()
     metrics.observe_statements(database.engine, ledger)
     foundations = Foundations(
-        settings, database, BlobStore(data / "blobs"), authority, derived_secrets, repository, Rotation(repository),
-        lease, colleagues, ledger,
+        settings, database, blobs, authority, derived_secrets, repository, Rotation(repository), lease, colleagues,
+        ledger,
     )  # fmt: skip
     return _Process(foundations, Assembly(foundations), process_slot, stack, stopping)
 
@@ -239,6 +243,20 @@ def _check_addresses(process: _Process) -> list[given_addresses.GivenAddresses]:
         enrolled = {row.name: row.enrolled for row in rows}
     given_addresses.check_reachable(history, enrolled, process.settings)
     return history
+
+
+def _check_blobs(process: _Process) -> None:
+    """UsageError if this start looks for the models in another place than where they are."""
+    foundations, settings = process.foundations, process.settings
+    with foundations.database.read() as session:
+        newest = session.scalars(select(Model).order_by(Model.id.desc()).limit(1)).first()
+    if newest is None or settings.force or foundations.blobs.touch(newest.sha256):
+        return
+    place = settings.blobs or settings.data / "blobs"
+    raise UsageError(
+        f"{newest.ref}, the newest model, is not in {place}: give the place where the blobs are (--blobs), move them"
+        " with `edgectl blobs move`, or restore them; --force starts without them"
+    )
 
 
 def _recover(process: _Process) -> None:
@@ -360,6 +378,7 @@ def _start_offload(process: _Process) -> SupervisedProcess | None:
     child = SupervisedProcess(
         "offload server", offload_command(settings), ready_line="listening on",
         log_file=settings.data / OFFLOAD / "offload.log", pid_file=settings.data / OFFLOAD / "pid",
+        environment=environment_for_models(),
     )  # fmt: skip
     process.start(child)
     return child
@@ -375,6 +394,8 @@ def _start_health_recorder(
     own_url = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
     url = own_url if settings.offload else offload_url(settings)
     probes: list[Probe] = [broker_probe(session, settings.broker, broker), offload_probe(url, tls, offload)]
+    if isinstance(blobs := process.foundations.blobs, S3BlobStore):
+        probes.append(blobs_probe(blobs.check))
     if not settings.join:  # one process asks for the status: its answer leads to events
         operator_tls = process.foundations.authority.issue_client(OWNER).client_context()
         on_flood = process.assembly.controller.devices.record_offload_flood
@@ -488,7 +509,7 @@ def _settings_of_joining(settings: Settings) -> Settings:
         )
     device_broker = f"{url_host(str(running.get('mqtt_host')))}:{running.get('mqtt_port')}" if running else ""
     joined = replace(
-        settings, offload=False, broker=settings.broker or f"mqtts://{device_broker}",
+        settings, offload=False, blobs=settings.blobs or str(running.get("blobs", "")), broker=settings.broker or f"mqtts://{device_broker}",
         advertised_broker=settings.advertised_broker or device_broker,
         api_url=settings.api_url or str(running.get("api_url", "")),
         offload_url=settings.offload_url or str(running.get("offload_url", "")),
@@ -524,6 +545,7 @@ def _addresses(settings: Settings) -> dict[str, Any]:
     return {
         "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
         "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
+        "blobs": settings.blobs,
         "pid": os.getpid(), "version": edgesplit.__version__,
     }  # fmt: skip
 

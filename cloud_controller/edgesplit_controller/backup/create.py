@@ -2,14 +2,14 @@
 refer to.
 
 A release is in the repository before it is in the database, and nothing is collected meanwhile; so whatever the
-snapshot's rows refer to exists when the files are read. The backup file appears complete under its name, or not at all.
+snapshot's rows refer to exists when the files are read. Where the file is written to is a matter of `location`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
+import mmap
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,11 +20,13 @@ from typing import IO, Final
 import msgspec
 
 import edgesplit
-from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import UsageError
 from edgesplit_controller.backup.envelope import SCRYPT_N, BackupKey, SealedWriter
+from edgesplit_controller.backup.location import BackupFile, BackupLocation
 from edgesplit_controller.backup.origin import load_or_make_signing_key
 from edgesplit_controller.backup.rows import export_rows
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.collection_lock import collection_lock
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.tuf.metadata_store import MetadataStore
@@ -63,37 +65,29 @@ Progress = Callable[[int, int], None]
 
 
 def make_backup(
-    data: Path, database_url: str, file: Path, encryption: BackupKey, *, keys: bool, blobs: bool, now: float,
-    progress: Progress = lambda done, of: None, replace: bool = False, scrypt_n: int = SCRYPT_N,
+    data: Path, database_url: str, file: Path | BackupLocation, encryption: BackupKey, *, keys: bool, blobs: bool,
+    now: float, store: Blobs | None = None, progress: Progress = lambda done, of: None, replace: bool = False,
+    scrypt_n: int = SCRYPT_N,
 ) -> Contents:  # fmt: skip
     """Write a backup of the controller in `data` to `file` and return its contents.
 
-    It is signed with `keys/backup.key`. With `keys` it must be encrypted. UsageError if `data` is not a data
-    folder, if `file` exists and `replace` is false, or if the disk fails.
+    It is signed with `keys/backup.key`. With `keys` it must be encrypted. With `blobs` it has those in `store`, by
+    default those in the data folder. UsageError if `data` is not a data folder, if `file` exists and `replace` is
+    false, or if the disk fails.
     """
+    location = BackupFile(file) if isinstance(file, Path) else file
     if not (data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{data} is no controller's data folder: give it with `edgectl --data DIR backup ...`")
     if keys and not (encryption.passphrase or encryption.recipient):
         raise UsageError("a backup with keys must be encrypted: with a passphrase, or for a key, --to PUBLIC-KEY")
-    if file.exists() and not replace:
-        raise UsageError(f"{file} exists already: --force replaces it")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
-            with _nothing_collected(database_url), SealedWriter(
-                raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
-                scrypt_n=scrypt_n,
-            ) as sealed:  # fmt: skip
-                contents = _write(data, database_url, sealed, keys=keys, blobs=blobs, progress=progress)
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(part, file)
-        sync_folder(file.parent)
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-    return contents
+    if not replace and location.size() is not None:
+        raise UsageError(f"{location} exists already: --force replaces it")
+    included = (store or BlobStore(data / "blobs")) if blobs else None
+    with location.writing() as raw, _nothing_collected(database_url), SealedWriter(
+        raw, encryption, load_or_make_signing_key(data), created=now, version=edgesplit.__version__, keys=keys,
+        scrypt_n=scrypt_n,
+    ) as sealed:  # fmt: skip
+        return _write(data, database_url, sealed, keys=keys, blobs=included, progress=progress)
 
 
 @contextmanager
@@ -109,7 +103,7 @@ def _nothing_collected(database_url: str) -> Iterator[None]:
 
 
 def _write(
-    data: Path, database_url: str, sealed: SealedWriter, *, keys: bool, blobs: bool, progress: Progress
+    data: Path, database_url: str, sealed: SealedWriter, *, keys: bool, blobs: Blobs | None, progress: Progress
 ) -> Contents:
     files: dict[str, Member] = {}
     done = 0
@@ -123,12 +117,10 @@ def _write(
         rows.seek(0)
         with MetadataStore(data / "tuf").exclusive():
             small_files = [(name, (data / name).read_bytes()) for name in _small_files(data, keys)]
-        blob_files = list(_blobs(data)) if blobs else []
-        total = (
-            size + sum(len(content) for _, content in small_files) + sum(path.stat().st_size for _, path in blob_files)
-        )
+        stored = list(blobs.list_blobs()) if blobs is not None else []
+        total = size + sum(len(content) for _, content in small_files) + sum(blob.bytes for blob in stored)
 
-        def add(name: str, content: IO[bytes], size: int) -> None:
+        def add(name: str, content: IO[bytes] | mmap.mmap, size: int) -> None:
             nonlocal done
             files[name] = _add(tar, name, content, size)
             done += size
@@ -137,12 +129,15 @@ def _write(
         add(ROWS, rows, size)
         for name, content in small_files:
             add(name, io.BytesIO(content), len(content))
-        for name, path in blob_files:
-            with path.open("rb") as blob:
-                add(name, blob, path.stat().st_size)
-            if files[name].sha256 != path.name:
-                raise UsageError(f"blob {path.name[:12]} is damaged on disk: a backup of it would be too")
-        contents = Contents(files=files, blobs=blobs)
+        for blob in stored:
+            assert blobs is not None
+            try:
+                raw_blob = blobs.mapped(blob.sha256)
+            except BlobLost as error:
+                raise UsageError(f"{error}: a backup of it would be too") from error
+            source = io.BytesIO(raw_blob) if isinstance(raw_blob, bytes) else raw_blob
+            add(f"blobs/{blob.sha256[:2]}/{blob.sha256}", source, len(raw_blob))
+        contents = Contents(files=files, blobs=blobs is not None)
         raw = msgspec.json.encode(contents)
         _add(tar, CONTENTS, io.BytesIO(raw), len(raw))
     return contents
@@ -164,16 +159,10 @@ def is_secret(name: str) -> bool:
     return any(name == secret or name.startswith(f"{secret}/") for secret in SECRETS)
 
 
-def _blobs(data: Path) -> Iterator[tuple[str, Path]]:
-    for folder in sorted((data / "blobs").glob("[0-9a-f][0-9a-f]")):
-        for path in sorted(folder.iterdir()):
-            yield f"blobs/{folder.name}/{path.name}", path
-
-
 class _HashingReader(io.RawIOBase):
     """Computes the SHA-256 of a file while it is read."""
 
-    def __init__(self, content: IO[bytes]) -> None:
+    def __init__(self, content: IO[bytes] | mmap.mmap) -> None:
         self._content = content
         self.sha256 = hashlib.sha256()
 
@@ -186,7 +175,7 @@ class _HashingReader(io.RawIOBase):
         return data
 
 
-def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> Member:
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes] | mmap.mmap, size: int) -> Member:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     hashing = _HashingReader(content)

@@ -11,14 +11,12 @@ restores the offload server's releases.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Final
@@ -29,8 +27,13 @@ from edgesplit.atomic_files import make_folders, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit_controller.backup.create import CONTENTS, KEYS, ROWS, Contents, Member, is_secret
 from edgesplit_controller.backup.envelope import BackupKey, Header, SealedReader
+from edgesplit_controller.backup.location import BackupFile, BackupLocation
 from edgesplit_controller.backup.origin import Origin, judge_origin, signer_of
 from edgesplit_controller.backup.rows import RestoredOperator, import_rows, preview_operators
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blob_location import copy_blobs
+from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.folder_lock import exclusive
 
 RESTORED: Final = "restored.json"
 """File that tells the next start that the folder was restored, and from when."""
@@ -61,20 +64,22 @@ Confirm = Callable[[Sequence[RestoredOperator], Origin], None]
 
 
 def restore(
-    file: Path, data: Path, decryption: BackupKey, *, database_url: str, now: float, replace: bool = False,
-    signed_by: bytes = b"", unverified: bool = False, confirm: Confirm = lambda operators, origin: None,
+    file: Path | BackupLocation, data: Path, decryption: BackupKey, *, database_url: str, now: float,
+    replace: bool = False, store: Blobs | None = None, signed_by: bytes = b"", unverified: bool = False,
+    confirm: Confirm = lambda operators, origin: None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> RestoreResult:  # fmt: skip
     """Restore the backup in `file` into the folder `data`, and its rows into the database at `database_url` (empty:
-    SQLite in the folder).
+    SQLite in the folder). Blobs go to `store`, by default into the folder.
 
     `signed_by` is the public key that must have signed it, `unverified` lets a file of an unknown maker pass, and
     `confirm` may refuse the operators in it. UsageError if the folder or the database is not empty and `replace` is
     false, or if a controller runs on the folder; TrustError if the file is not to be believed.
     """
-    data = data.absolute()
+    data, location = data.absolute(), BackupFile(file) if isinstance(file, Path) else file
     staging = data.with_name(f".{data.name}.restoring")
-    with _open_backup(file, decryption) as opened, _exclusive(data):
+    with location.reading() as raw, exclusive(data):
+        opened = SealedReader(raw, decryption)
         header = opened.header
         existing = _existing_names(data)
         if existing - ({"keys", "tuf"} if not header.keys else set()) and not replace:
@@ -90,7 +95,7 @@ def restore(
         make_folders(staging.parent)
         staging.mkdir(mode=0o700)
         try:
-            size = file.stat().st_size
+            size = location.size() or 0
             contents, written = _unpack(opened, staging, lambda: progress(opened.position, size))
             _verify(contents, written)
             (staging / _TOKEN).unlink(missing_ok=True)
@@ -99,6 +104,8 @@ def restore(
             confirm(operators, origin)
             if not header.keys:
                 _copy_keys(data, staging)
+            if store is not None:
+                _move_blobs(staging, store)
             devices = _restore_rows(staging, database_url, now, replace=replace)
             marker = {"at": now, "created": header.created, "blobs": contents.blobs}
             write_durably(staging / RESTORED, msgspec.json.encode(marker))
@@ -107,30 +114,6 @@ def restore(
             shutil.rmtree(staging, ignore_errors=True)
     progress(size, size)
     return RestoreResult(header.created, devices, len({*written} - {_TOKEN}), replaced, origin, operators)
-
-
-@contextmanager
-def _open_backup(file: Path, opener: BackupKey) -> Iterator[SealedReader]:
-    try:
-        raw = file.open("rb")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
-    with raw:
-        yield SealedReader(raw, opener)
-
-
-@contextmanager
-def _exclusive(data: Path) -> Iterator[None]:
-    """Hold the data folder's lock; UsageError if a controller runs on it."""
-    if not (data / "lock").is_file():
-        yield
-        return
-    with (data / "lock").open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"a controller runs on {data}: stop it first") from error
-        yield
 
 
 def _existing_names(data: Path) -> set[str]:
@@ -199,6 +182,12 @@ def _verify(contents: Contents, written: dict[str, Member]) -> None:
     for name, member in written.items():
         if name.startswith("blobs/") and not name.endswith(f"/{member.sha256[:2]}/{member.sha256}"):
             raise MalformedMessage(f"the backup is damaged: {name} is another blob")
+
+
+def _move_blobs(staging: Path, store: Blobs) -> None:
+    """Move the blobs of a verified backup into a store elsewhere. Nothing there is replaced: a name has one content."""
+    copy_blobs(BlobStore(staging / "blobs"), store)
+    shutil.rmtree(staging / "blobs")
 
 
 def _copy_keys(data: Path, staging: Path) -> None:

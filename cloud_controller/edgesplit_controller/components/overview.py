@@ -42,6 +42,8 @@ REMEDIES: Mapping[str, str] = {
     " is meant",
     LISTS: "copy offload/revoked.pem of the data folder to that server, or repair what copies it; for the"
     " broker repair --on-revocation, whose error is in the log",
+    "object store": "until it answers, models cannot be pushed, planned or deployed, and devices fetch what the cache"
+    " has; docs/operations.md lists its messages",
     "database": "check its machine and its log: every other component depends on it",
     "disk": "free space in the data folder: `edgectl model list` says what is stored",
     "histories": "telemetry arrives faster than it is aggregated: give the controller more CPU time, or another"

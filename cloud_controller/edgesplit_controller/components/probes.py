@@ -7,15 +7,17 @@ import ssl
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from edgesplit.errors import LinkError
+from edgesplit.errors import EdgeError, LinkError
 
 State = Literal["good", "bad", "unknown"]
 PROBE_TIMEOUT_S = 3.0
 """Timeout of a probe, in seconds."""
+STORE_INTERVAL_S = 60.0
+"""Seconds between two requests to an object store that answers."""
 READY_PATH = "/v2/health/ready"
 """Path of the offload server's readiness check."""
 
@@ -80,6 +82,24 @@ def offload_probe(url: str, tls: ssl.SSLContext, own: Supervised | None = None) 
             return ProbeResult("offload server", "bad", f"{url} is not ready (status {status}){_restarts_text(own)}")
         text = f"{url} is ready, in {_duration_text(seconds)}{_restarts_text(own)}"
         return ProbeResult("offload server", "good", text)
+
+    return probe
+
+
+def blobs_probe(check: Callable[[], str], now: Callable[[], float] = monotonic) -> Probe:
+    """Probe of the object store with models and chunks. While it answers it is asked every `STORE_INTERVAL_S` only,
+    because stores charge for requests."""
+    result, next_s = ProbeResult("object store", "bad", "not checked yet"), 0.0
+
+    def probe() -> ProbeResult:
+        nonlocal result, next_s
+        if result.state == "bad" or now() >= next_s:
+            try:
+                result = ProbeResult("object store", "good", f"{check()} answers")
+            except EdgeError as error:
+                result = ProbeResult("object store", "bad", str(error))
+            next_s = now() + STORE_INTERVAL_S
+        return result
 
     return probe
 

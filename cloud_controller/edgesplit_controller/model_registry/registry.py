@@ -31,7 +31,8 @@ from edgesplit.oip.protocol import check_tensors as check_inputs
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.runtime import Tensors
 from edgesplit_controller.errors import Conflict, not_found
-from edgesplit_controller.storage.blobs import BlobStore, map_file
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import map_file
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Measurement, Model, Sample
 from edgesplit_controller.storage.tables.retention import RemovedModelRow
@@ -66,7 +67,7 @@ class LoadedModel:
 class Registry:
     """The models of one controller. Thread-safe."""
 
-    def __init__(self, database: Database, blobs: BlobStore, *, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: Blobs, *, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now

@@ -29,7 +29,7 @@ from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.model_registry.registry import next_model_version
 from edgesplit_controller.releases.build import ReleaseBuilder
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model
 
@@ -41,7 +41,7 @@ class AgentReleases:
     """The agent's versions in one database."""
 
     def __init__(
-        self, database: Database, blobs: BlobStore, releasing: ReleaseBuilder, *, now: Callable[[], float]
+        self, database: Database, blobs: Blobs, releasing: ReleaseBuilder, *, now: Callable[[], float]
     ) -> None:
         self._database = database
         self._blobs = blobs

@@ -46,7 +46,8 @@ from edgesplit_controller.model_registry.registry import LoadedModel, Registry, 
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.releases.permitted_devices import PermittedDevices
-from edgesplit_controller.storage.blobs import BlobLost, BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import BlobLost
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE, Repository
@@ -65,7 +66,7 @@ class ReleaseBuilder:
     """The releases of one controller."""
 
     def __init__(
-        self, database: Database, blobs: BlobStore, registry: Registry, planning: PlanningService,
+        self, database: Database, blobs: Blobs, registry: Registry, planning: PlanningService,
         repository: Repository, *, offload_releases: Path, content_keys: ContentKeys, now: Callable[[], float],
     ) -> None:  # fmt: skip
         self._database = database

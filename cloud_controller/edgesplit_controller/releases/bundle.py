@@ -18,7 +18,7 @@ from edgesplit_controller.errors import Conflict
 from edgesplit_controller.messaging.delivery import check_chunk_request
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.blobs import BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.tuf.repository import Repository
 
@@ -30,7 +30,7 @@ class ReleaseBundler:
     repository: Repository
     director: Director
     releasing: ReleaseBuilder
-    blobs: BlobStore
+    blobs: Blobs
     now: Callable[[], float]
 
     def metadata_for(self, devices: Sequence[Device], models: Sequence[str], valid_s: int) -> dict[str, Any]:

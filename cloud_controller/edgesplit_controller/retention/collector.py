@@ -37,7 +37,8 @@ from edgesplit_controller.retention.references import (
 from edgesplit_controller.retention.removal import delete_model, delete_release
 from edgesplit_controller.retention.rules import RetentionRules
 from edgesplit_controller.rollout.states import ENDED
-from edgesplit_controller.storage.blobs import BlobLost, BlobStore
+from edgesplit_controller.storage.blob_interface import Blobs
+from edgesplit_controller.storage.blobs import BlobLost
 from edgesplit_controller.storage.collection_lock import collection_lock
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
@@ -101,7 +102,7 @@ class Collector:
     """The garbage collection of one installation."""
 
     def __init__(
-        self, database: Database, blobs: BlobStore, releases: ReleaseBuilder, repository: Repository, *,
+        self, database: Database, blobs: Blobs, releases: ReleaseBuilder, repository: Repository, *,
         offload_releases: Path, rules: RetentionRules, now: Callable[[], float],
     ) -> None:  # fmt: skip
         self._database = database

@@ -24,6 +24,7 @@ import msgspec
 
 from edgesplit.errors import Interrupted, ModelRefused
 from edgesplit.process.confinement import Confinement
+from edgesplit.process.environment import environment_for_models
 
 CONFINED: Final = "edgesplit_partitioner.sandbox.confined"
 """Module that confines its process and then runs another."""
@@ -146,9 +147,12 @@ def confined_command(readable: Iterable[str], limits: Confinement, module: str, 
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment; the child finds the packages that this process does, wherever their path came
-    from."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
+    """This process's environment without its secrets; the child finds the packages that this process does, wherever
+    their path came from."""
+    return {
+        **environment_for_models(),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path),
+    }
 
 
 def _folder_of(module: str) -> tuple[str, ...]:

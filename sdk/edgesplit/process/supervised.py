@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BufferedWriter
 from pathlib import Path
 
@@ -40,10 +40,13 @@ class SupervisedProcess:
         log_file: Path,
         pid_file: Path,
         inherited_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`inherited_fds`: descriptors that stay open in the child, under their numbers."""
+        """`inherited_fds`: descriptors that stay open in the child, under their numbers. `environment` is by default
+        this process's."""
         self.restarts = 0
         self._inherited_fds = tuple(inherited_fds)
+        self._environment = environment
         self._name = name
         self._command = list(command)
         self._ready_line = ready_line
@@ -126,6 +129,7 @@ class SupervisedProcess:
                 errors="replace",
                 start_new_session=True,  # Ctrl-C in the terminal goes to the parent only, which stops the child
                 pass_fds=self._inherited_fds,
+                env=self._environment,
             )
             write_durably(self._pid_file, f"{self._process.pid}\n".encode())
             return self._process

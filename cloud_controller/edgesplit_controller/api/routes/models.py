@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Query, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.api.authorisation import operator_routes, set_audit_subject, viewer_routes
 from edgesplit_controller.api.dispatch import controller_of, run_heavy
 from edgesplit_controller.api.request_models import ProfileBody, SamplesBody
-from edgesplit_controller.api.request_parsing import parse_base64, parse_bindings, uploaded_file
+from edgesplit_controller.api.request_parsing import BLOCK_BYTES, parse_base64, parse_bindings, uploaded_file
 from edgesplit_controller.api.response_models import (
     CostsShape,
     ModelLine,
@@ -58,20 +58,22 @@ def model(request: Request, reference: str) -> dict[str, Any]:
 
 
 @certified.get("/models/{reference}/file", responses=MODEL_FILE)
-def model_file(request: Request, reference: str) -> FileResponse:
+def model_file(request: Request, reference: str) -> StreamingResponse:
     """The model file as it was pushed."""
     return _model_file(request, reference, optimised=False)
 
 
 @certified.get("/models/{reference}/optimised", responses=MODEL_FILE)
-def optimised_file(request: Request, reference: str) -> FileResponse:
+def optimised_file(request: Request, reference: str) -> StreamingResponse:
     """The model file after graph optimisation, which is what is measured and sliced."""
     return _model_file(request, reference, optimised=True)
 
 
-def _model_file(request: Request, reference: str, *, optimised: bool) -> FileResponse:
-    path = controller_of(request).model_file(reference, optimised=optimised)
-    return FileResponse(path, media_type="application/octet-stream")
+def _model_file(request: Request, reference: str, *, optimised: bool) -> StreamingResponse:
+    data = memoryview(controller_of(request).model_file(reference, optimised=optimised))
+    blocks = (bytes(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES))
+    headers = {"Content-Length": str(len(data))}
+    return StreamingResponse(blocks, media_type="application/octet-stream", headers=headers)
 
 
 @operators.post("/models/{reference}/samples", responses=json_response(SamplesShape))
