@@ -15,7 +15,7 @@ from edgesplit.errors import EdgeError, UsageError
 from edgesplit.observability.log_format import FORMATS
 from edgesplit_cli.commands.dashboard import login_address
 from edgesplit_cli.kept_options import KEPT_META, KeepsOptions, Value, keep_given, shown
-from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, format_address
+from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, SIZE, format_address
 from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
 
 
@@ -34,6 +34,10 @@ from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
 )  # fmt: skip
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
+@click.option(
+    "--broker-memory", "broker_memory_bytes", type=SIZE, default=0,
+    help="Memory that mosquitto may allocate, as in 768MiB. [default: half of this machine's]",
+)  # fmt: skip
 @click.option("--advertised-broker", default="", help="HOST:PORT by which devices reach the broker of --broker.")
 @click.option(
     "--on-revocation",
@@ -97,7 +101,8 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
-    chosen |= {name: options[name] for name in (*same, "api_url", "offload_url", "telemetry_s", "force")}
+    same += ("api_url", "offload_url", "telemetry_s", "broker_memory_bytes", "force")
+    chosen |= {name: options[name] for name in same}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
         offload_metrics=format_address(options["offload_metrics"]), **chosen,

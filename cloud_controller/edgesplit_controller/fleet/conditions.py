@@ -47,7 +47,7 @@ REMEDIES: Mapping[str, str] = {
     "refused": "it rejects its statement: `edgectl device show` gives the reason, `edgectl keys show` the state"
     " of the keys",
     "copied": "two agents use its identity: revoke it, and create a new claim for each",
-    "flooding": "it sends more messages than a correct agent: inspect it, or revoke it",
+    "flooding": "it sends the broker more than a correct agent: inspect it, or revoke it",
     "certificate expires": "its agent has not renewed it: read its log (`edgectl device logs`), or create a new"
     " claim for it",
     "unresponsive": "it is online and does not apply the newest statement: restart its agent, and read its log",
