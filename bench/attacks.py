@@ -2,8 +2,8 @@
 attacker's processor load alone.
 
 A real offload server with mutual TLS and a revocation list, and a real controller with the mosquitto that it runs; one
-bystander that asks on a kept connection (an inference; a message to the controller and its answer), and an attacker in a
-process of its own. Each attack runs by turns with its control: a process that uses as much processor time as the
+bystander that asks on a kept connection (an inference; a message to the controller and its answer), and an attacker in
+a process of its own. Each attack runs by turns with its control: a process that uses as much processor time as the
 attacker did, and sends nothing. Every request of the bystander must be answered. An attack on the broker includes what
 follows: the attacker is found, cut off and refused, and tries again until the round ends.
 """
@@ -213,6 +213,7 @@ def measure(attacks: Mapping[str, Callable[[], Attack]], bystander: Bystander, s
 
 def attack_server(place: Path, seconds: float) -> dict[str, Any]:
     """Measure the attacks on an offload server."""
+    place.mkdir()
     with ExitStack() as stack:
         server = AttackedServer(signed_release(place / "release"), place, stack)
 
@@ -225,7 +226,7 @@ def attack_server(place: Path, seconds: float) -> dict[str, Any]:
 
 
 def attack_broker(place: Path, seconds: float) -> dict[str, Any]:
-    """Measure the attacks on a controller's own broker, each round with a certificate that floods for the first time."""
+    """Measure the attacks on a controller's own broker, each round by a certificate that floods for the first time."""
     cloud = Cloud(place, "--no-offload")
     cloud.start()
     numbers = itertools.count()

@@ -23,8 +23,11 @@ log = logging.getLogger(__name__)
 
 Peer = tuple[bytes, int]
 """Address (packed; IPv4 also where the socket is IPv6) and port of a connection's other end."""
-MAX_UNSEEN_BYTES: Final = 2 * 2**20
-"""Bytes of one device, unexplained, that make a flood: 30 times what an agent sends to listen for a whole release."""
+MAX_UNSEEN_BYTES: Final = 512 * 2**10
+"""Bytes of one device, unexplained, that make a flood: twelve times what an agent sends to listen for 512 chunks. The
+broker answers 16 KiB of pings in 0.1 s, and nobody else meanwhile."""
+LATE_S: Final = 0.25
+"""Time within which the controller may receive the messages that explain counted bytes."""
 FORGIVEN_BYTES_PER_S: Final = 512.0
 """Unexplained bytes that are forgotten each second: pings, acknowledgements, the overhead of TLS."""
 MAX_CREDIT_BYTES: Final = 256 * 2**10
@@ -37,7 +40,7 @@ ACKED_PER_EXPLAINED: Final = 256
 """A device that received this many bytes may have sent one more: it subscribes to each chunk, and unsubscribes."""
 AGENT_BYTES_PER_S: Final = 32 * 2**10
 """What an agent sends at most, telemetry and backlog, while the controller's own session is interrupted."""
-EVERY_S: Final = 0.5
+EVERY_S: Final = 0.1
 """Interval of the counts of a small fleet."""
 MAX_SHARE: Final = 0.05
 """Share of a processor that counting may take: with ten thousand connections the interval is seconds."""
@@ -85,6 +88,8 @@ class TrafficMeter:
         """The last sample, by cookie."""
         self._unseen: dict[str, float] = {}
         """Unexplained bytes by device; negative where more was explained than counted."""
+        self._over_since: dict[str, float] = {}
+        """Since when a device has sent more than `MAX_UNSEEN_BYTES`."""
         self._sampled_at = 0.0
 
     def on_client(self, device: str, peer: Peer) -> None:
@@ -118,14 +123,19 @@ class TrafficMeter:
         self._device_of = {last.peer: names[last.peer] for last in self._counted.values()} | arrived
         floods: dict[str, int] = {}
         unseen_before, self._unseen = self._unseen, {}
+        over_since, self._over_since = self._over_since, {}
         for device in {*received, *explained, *unseen_before}:
             before = unseen_before.get(device, 0.0)
             seen = explained[device] * processes + (AGENT_BYTES_PER_S * elapsed_s if interrupted else 0.0)
             forgiven = min(FORGIVEN_BYTES_PER_S * elapsed_s, max(0.0, before))
             unseen = max(-MAX_CREDIT_BYTES, before - forgiven + received[device] - seen)
-            if unseen > MAX_UNSEEN_BYTES:
+            since = over_since.get(device, now)
+            if unseen > MAX_UNSEEN_BYTES and now - since >= LATE_S:
                 floods[device] = int(unseen)
-            elif unseen > 0 or device in received:
+                continue
+            if unseen > MAX_UNSEEN_BYTES:
+                self._over_since[device] = since
+            if unseen > 0 or device in received:
                 self._unseen[device] = unseen
         return floods
 
@@ -152,11 +162,12 @@ class TrafficInspection:
     def __init__(
         self, meter: TrafficMeter, port: int, on_flood: Callable[[str, int], None], *,
         processes: Callable[[], int], connected: Callable[[], bool],
-        count: Callable[[int], Iterable[TcpConnection]] | None = None,
+        count: Callable[[int], Iterable[TcpConnection]] | None = None, clock: Callable[[], float] = monotonic,
     ) -> None:  # fmt: skip
         """`on_flood` receives a device and its unexplained bytes. `processes` is the number of controller processes,
         and `connected` says whether this one has its session; `count` counts the connections (the kernel by default).
         """
+        self._clock = clock
         self._meter = meter
         self._port = port
         self._on_flood = on_flood
@@ -167,7 +178,7 @@ class TrafficInspection:
 
     def __call__(self) -> float:
         """Count once; returns the pause before the next time, in seconds."""
-        began = monotonic()
+        began = self._clock()
         try:
             connections = list(self._count(self._port))
         except OSError as error:
@@ -181,7 +192,7 @@ class TrafficInspection:
         )  # fmt: skip
         for device, unseen_bytes in floods.items():
             self._on_flood(device, unseen_bytes)
-        return max(EVERY_S, (monotonic() - began) / MAX_SHARE)
+        return max(EVERY_S, (self._clock() - began) / MAX_SHARE)
 
 
 # sock_diag(7): one request a family, answered by a message for each socket.

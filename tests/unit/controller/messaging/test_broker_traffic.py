@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -53,7 +54,7 @@ class MeteredBroker:
         if seen:
             self.meter.on_message(device, seen)
 
-    def sample(self, after_s: float = EVERY_S, **options: int) -> dict[str, int]:
+    def sample(self, after_s: float = 0.5, **options: int) -> dict[str, int]:
         self.now += after_s
         return self.meter.sample(list(self.connections.values()), self.now, **options)
 
@@ -64,21 +65,23 @@ def test_bytes_without_a_message_are_a_flood(acked: int) -> None:
     broker = MeteredBroker("bad", "good")
     broker.send("bad", 10_000_000, acked=acked)
     broker.send("good", 5_000, acked=20_000)
+    assert broker.sample() == {}  # messages that explain them may be late
+    (found,) = broker.sample().items()
     expected = 10_000_000 - CONNECTION_BYTES - acked // ACKED_PER_EXPLAINED
-    assert broker.sample() == {"bad": expected}
+    assert found == ("bad", pytest.approx(expected, abs=1_000))
     assert broker.sample() == {}
     broker.send("bad", 3_000_000)
-    assert set(broker.sample()) == {"bad"}
+    assert broker.sample() == {} and set(broker.sample()) == {"bad"}
 
 
 def test_a_flood_in_small_steps_is_found() -> None:
-    """60 kB a second, in pings or in new subscriptions, is found within a minute: the sum counts."""
+    """60 kB a second, in pings or in new subscriptions, is found within ten seconds: the sum counts."""
     broker = MeteredBroker("bad")
     for _ in range(120):
         broker.send("bad", 30_000)
         if floods := broker.sample():
             break
-    assert set(floods) == {"bad"} and broker.now < 60
+    assert set(floods) == {"bad"} and broker.now < 12
 
 
 def test_a_day_of_pings_and_acknowledgements_is_no_flood() -> None:
@@ -105,10 +108,10 @@ def test_a_log_bundle_that_the_controller_receives_late_is_no_flood() -> None:
     broker = MeteredBroker("cam")
     for _ in range(20):
         broker.send("cam", 2**20 + 5_000)
-        assert broker.sample() == {}
+        assert broker.sample(EVERY_S) == broker.sample(EVERY_S) == {}
         for _ in range(22):
             broker.meter.on_message("cam", 49_152)
-        assert broker.sample() == {}
+        assert broker.sample(1.0) == {}
 
 
 def test_messages_of_other_processes_explain_their_bytes() -> None:
@@ -137,7 +140,7 @@ def test_explained_bytes_are_no_licence_to_flood() -> None:
         broker.send("bad", 300, seen=100_000)
         broker.sample()
     broker.send("bad", MAX_UNSEEN_BYTES + MAX_CREDIT_BYTES + 10_000)
-    assert set(broker.sample()) == {"bad"}
+    assert broker.sample() == {} and set(broker.sample()) == {"bad"}
 
 
 def test_a_connection_counts_from_its_first_byte_once_it_has_a_name() -> None:
@@ -148,7 +151,7 @@ def test_a_connection_counts_from_its_first_byte_once_it_has_a_name() -> None:
     assert broker.sample() == {}
     broker.meter.on_client("bad", peer)
     broker.connections["bad"] = TcpConnection(1, peer, 3_000_000, 0)
-    assert set(broker.sample()) == {"bad"}
+    assert broker.sample() == {} and set(broker.sample()) == {"bad"}
     broker.meter.on_client("good", peer)
     broker.connections["bad"] = TcpConnection(2, peer, 100_000, 0)
     assert broker.sample() == {}
@@ -215,10 +218,10 @@ def test_floods_are_reported_and_counting_takes_its_share_of_time_at_most() -> N
     meter.on_client("bad", (HERE, 7))
     inspect = TrafficInspection(
         meter, 1, lambda *flood: reported.append(flood), processes=lambda: 1, connected=lambda: True,
-        count=lambda port: [TcpConnection(1, (HERE, 7), 5_000_000, 0)],
+        count=lambda port: [TcpConnection(1, (HERE, 7), 5_000_000, 0)], clock=itertools.count(0, 10).__next__,
     )  # fmt: skip
-    assert inspect() >= EVERY_S and reported == [("bad", 5_000_000 - CONNECTION_BYTES)]
-    assert 0 < MAX_SHARE < 1
+    assert inspect() == 10 / MAX_SHARE and reported == []
+    assert inspect() == 10 / MAX_SHARE and [device for device, _ in reported] == ["bad"]
 
 
 @pytest.mark.parametrize(("address", "port"), [("localhost", "1"), ("", "1"), ("1.2.3.4", "x"), ("::ffff:", "1")])
