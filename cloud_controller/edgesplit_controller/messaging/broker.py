@@ -35,6 +35,7 @@ from edgesplit.mqtt.session import MAX_PACKET_BYTES
 from edgesplit.process.lifecycle import die_with_starting_thread
 from edgesplit.trust.identity import Credentials
 from edgesplit_controller.messaging.broker_traffic import Peer, parse_peer
+from edgesplit_controller.messaging.child_socket import shut_down_socket
 from edgesplit_controller.settings import MAX_PROCESSES, listen_problem
 
 CONTROLLER: Final = "controller"
@@ -196,6 +197,12 @@ class Broker:
             process = self._process
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGHUP)
+
+    def end_connection(self, inode: int) -> bool:
+        """End the connection whose socket in mosquitto has this inode, at once; False if there is none. OSError where
+        the kernel refuses."""
+        pid = self.pid
+        return pid is not None and shut_down_socket(pid, inode)
 
     @property
     def _config_file(self) -> Path:

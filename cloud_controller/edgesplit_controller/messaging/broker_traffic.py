@@ -60,6 +60,17 @@ class TcpConnection(NamedTuple):
     """From the device."""
     acked_bytes: int
     """Sent to the device and acknowledged by it."""
+    inode: int
+    """Of the socket, by which its process is found."""
+
+
+class Flood(NamedTuple):
+    """A device that floods the broker."""
+
+    device: str
+    unseen_bytes: int
+    """What it sent, and no message at the controller explains."""
+    connections: tuple[TcpConnection, ...]
 
 
 def parse_peer(address: str, port: str) -> Peer | None:
@@ -106,9 +117,8 @@ class TrafficMeter:
 
     def sample(
         self, connections: Iterable[TcpConnection], now: float, *, processes: int = 1, interrupted: bool = False
-    ) -> dict[str, int]:
-        """Count the broker's connections; return the devices that flood, each with its unexplained bytes, which begin
-        anew.
+    ) -> list[Flood]:
+        """Count the broker's connections; return the floods. A device's unexplained bytes begin anew with each.
 
         This process receives one of `processes` parts of the devices' messages. While its session is `interrupted`, an
         agent's regular traffic is explained without a message.
@@ -121,7 +131,7 @@ class TrafficMeter:
         names = self._device_of | arrived
         received = self._received(connections, names)
         self._device_of = {last.peer: names[last.peer] for last in self._counted.values()} | arrived
-        floods: dict[str, int] = {}
+        floods = list[Flood]()
         unseen_before, self._unseen = self._unseen, {}
         over_since, self._over_since = self._over_since, {}
         for device in {*received, *explained, *unseen_before}:
@@ -131,13 +141,16 @@ class TrafficMeter:
             unseen = max(-MAX_CREDIT_BYTES, before - forgiven + received[device] - seen)
             since = over_since.get(device, now)
             if unseen > MAX_UNSEEN_BYTES and now - since >= LATE_S:
-                floods[device] = int(unseen)
+                floods.append(Flood(device, int(unseen), self._connections_of(device)))
                 continue
             if unseen > MAX_UNSEEN_BYTES:
                 self._over_since[device] = since
             if unseen > 0 or device in received:
                 self._unseen[device] = unseen
         return floods
+
+    def _connections_of(self, device: str) -> tuple[TcpConnection, ...]:
+        return tuple(last for last in self._counted.values() if self._device_of.get(last.peer) == device)
 
     def _received(self, connections: Iterable[TcpConnection], names: dict[Peer, str]) -> Counter[str]:
         """Bytes since the last sample, by device, of the connections with a name; those become the last sample."""
@@ -157,16 +170,19 @@ class TrafficMeter:
 
 
 class TrafficInspection:
-    """A periodic job: count the connections of the broker on `port`, and report the devices that flood."""
+    """A periodic job: count the connections of the broker on `port`, cut those of devices that flood, and report these
+    devices."""
 
     def __init__(
         self, meter: TrafficMeter, port: int, on_flood: Callable[[str, int], None], *,
-        processes: Callable[[], int], connected: Callable[[], bool],
+        end_connection: Callable[[int], bool], processes: Callable[[], int], connected: Callable[[], bool],
         count: Callable[[int], Iterable[TcpConnection]] | None = None, clock: Callable[[], float] = monotonic,
     ) -> None:  # fmt: skip
-        """`on_flood` receives a device and its unexplained bytes. `processes` is the number of controller processes,
-        and `connected` says whether this one has its session; `count` counts the connections (the kernel by default).
+        """`on_flood` receives a device and its unexplained bytes; `end_connection` ends the connection whose socket has
+        this inode, at once (OSError if it cannot). `processes` is the number of controller processes, and `connected`
+        says whether this one has its session. `count` counts the connections (the kernel by default).
         """
+        self._end_connection = end_connection
         self._clock = clock
         self._meter = meter
         self._port = port
@@ -190,9 +206,18 @@ class TrafficInspection:
         floods = self._meter.sample(
             connections, began, processes=self._processes(), interrupted=not self._connected()
         )  # fmt: skip
-        for device, unseen_bytes in floods.items():
-            self._on_flood(device, unseen_bytes)
+        for flood in floods:
+            self._cut(flood)
+            self._on_flood(flood.device, flood.unseen_bytes)
         return max(EVERY_S, (self._clock() - began) / MAX_SHARE)
+
+    def _cut(self, flood: Flood) -> None:
+        """End the device's connections. Where that is forbidden they end when the device's session is ended."""
+        for connection in flood.connections:
+            try:
+                self._end_connection(connection.inode)
+            except OSError as error:
+                log.info("could not cut a connection of %s: %s", flood.device, error)
 
 
 # sock_diag(7): one request a family, answered by a message for each socket.
@@ -255,9 +280,10 @@ def _parse_connection(raw: bytes, at: int, end: int) -> TcpConnection | None:
         length, kind = struct.unpack_from("=HH", raw, attribute)
         if kind == _TCP_INFO and length >= 4 + _BYTES_ACKED + 16:
             acked, received = struct.unpack_from("=QQ", raw, attribute + 4 + _BYTES_ACKED)
-            (cookie,) = struct.unpack_from("=Q", raw, at + 44)
+            (cookie,), (inode,) = struct.unpack_from("=Q", raw, at + 44), struct.unpack_from("=I", raw, at + 68)
             address_bytes = 4 if raw[at] == socket.AF_INET else 16
             address = _without_mapping(raw[at + 24 : at + 24 + address_bytes])
-            return TcpConnection(cookie, (address, int.from_bytes(raw[at + 6 : at + 8], "big")), received, acked)
+            peer = address, int.from_bytes(raw[at + 6 : at + 8], "big")
+            return TcpConnection(cookie, peer, received, acked, inode)
         attribute += max(4, (length + 3) & ~3)
     return None

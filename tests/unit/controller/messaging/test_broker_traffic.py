@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -25,6 +28,7 @@ from edgesplit_controller.messaging.broker_traffic import (
     parse_peer,
     tcp_connections,
 )
+from edgesplit_controller.messaging.child_socket import shut_down_socket
 
 HOUR_S = 3_600
 HERE = bytes([127, 0, 0, 1])
@@ -42,7 +46,7 @@ class MeteredBroker:
 
     def connect(self, device: str) -> None:
         number = len(self.connections) + 1
-        self.connections[device] = TcpConnection(number, (HERE, number), 0, 0)
+        self.connections[device] = TcpConnection(number, (HERE, number), 0, 0, inode=number)
         self.meter.on_client(device, (HERE, number))
 
     def send(self, device: str, sent: int, *, acked: int = 0, seen: int = 0) -> None:
@@ -54,9 +58,13 @@ class MeteredBroker:
         if seen:
             self.meter.on_message(device, seen)
 
-    def sample(self, after_s: float = 0.5, **options: int) -> dict[str, int]:
+    def sample(self, after_s: float = 0.5, *, processes: int = 1, interrupted: bool = False) -> dict[str, int]:
+        """Unexplained bytes of the devices that flood."""
         self.now += after_s
-        return self.meter.sample(list(self.connections.values()), self.now, **options)
+        connections = list(self.connections.values())
+        floods = self.meter.sample(connections, self.now, processes=processes, interrupted=interrupted)
+        assert all(flood.connections == (self.connections[flood.device],) for flood in floods)
+        return {flood.device: flood.unseen_bytes for flood in floods}
 
 
 @pytest.mark.parametrize("acked", [0, 30_000_000], ids=["its answers not read", "its answers read"])
@@ -147,13 +155,13 @@ def test_a_connection_counts_from_its_first_byte_once_it_has_a_name() -> None:
     """The log may come after the count; another connection from the same port is another one."""
     broker = MeteredBroker()
     peer: Peer = (HERE, 7)
-    broker.connections["bad"] = TcpConnection(1, peer, 2_000_000, 0)
+    broker.connections["bad"] = TcpConnection(1, peer, 2_000_000, 0, inode=1)
     assert broker.sample() == {}
     broker.meter.on_client("bad", peer)
-    broker.connections["bad"] = TcpConnection(1, peer, 3_000_000, 0)
+    broker.connections["bad"] = TcpConnection(1, peer, 3_000_000, 0, inode=1)
     assert broker.sample() == {} and set(broker.sample()) == {"bad"}
     broker.meter.on_client("good", peer)
-    broker.connections["bad"] = TcpConnection(2, peer, 100_000, 0)
+    broker.connections["bad"] = TcpConnection(2, peer, 100_000, 0, inode=2)
     assert broker.sample() == {}
 
 
@@ -167,6 +175,25 @@ def test_devices_that_left_are_forgotten() -> None:
         broker.sample(60.0)
     meter = broker.meter
     assert not (meter._arrived or meter._device_of or meter._counted or meter._unseen)
+
+
+def test_a_childs_connection_is_ended_from_outside() -> None:
+    """Its other end sees the end at once, though the child never looks at it; its other sockets stay open."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ends = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(2)]
+        accepted = [stack.enter_context(listener.accept()[0]) for _ in ends]
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        child = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[each.fileno() for each in accepted])
+        )
+        first, inode = accepted[0], os.fstat(accepted[0].fileno()).st_ino
+        assert shut_down_socket(child.pid, inode) and ends[0].recv(1) == b""
+        ends[1].sendall(b"x")
+        assert accepted[1].recv(1) == b"x"
+        first.close()
+        assert not shut_down_socket(child.pid, 2**32)
+        child.communicate()
 
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
@@ -206,22 +233,33 @@ def test_a_kernel_that_does_not_count_is_asked_again_later(caplog: pytest.LogCap
         raise PermissionError(1, "Operation not permitted")
 
     inspect = TrafficInspection(
-        TrafficMeter(), 1, lambda *_: None, processes=lambda: 1, connected=lambda: True, count=forbidden
-    )
+        TrafficMeter(), 1, lambda *_: None, end_connection=lambda inode: True, processes=lambda: 1,
+        connected=lambda: True, count=forbidden,
+    )  # fmt: skip
     assert [inspect(), inspect()] == [UNAVAILABLE_S, UNAVAILABLE_S]
     assert caplog.text.count("Operation not permitted") == 1
 
 
-def test_floods_are_reported_and_counting_takes_its_share_of_time_at_most() -> None:
-    """The pause grows with the time that counting took."""
-    meter, reported = TrafficMeter(), list[tuple[str, int]]()
+@pytest.mark.parametrize("forbidden", [False, True], ids=["cut", "forbidden"])
+def test_floods_are_cut_and_reported_and_counting_takes_its_share_of_time_at_most(forbidden: bool) -> None:
+    """The connection ends before the report; where the kernel forbids that the report goes out all the same. The pause
+    grows with the time that counting took."""
+    meter, done = TrafficMeter(), list[object]()
     meter.on_client("bad", (HERE, 7))
+
+    def end_connection(inode: int) -> bool:
+        done.append(inode)
+        if forbidden:
+            raise PermissionError(1, "Operation not permitted")
+        return True
+
     inspect = TrafficInspection(
-        meter, 1, lambda *flood: reported.append(flood), processes=lambda: 1, connected=lambda: True,
-        count=lambda port: [TcpConnection(1, (HERE, 7), 5_000_000, 0)], clock=itertools.count(0, 10).__next__,
+        meter, 1, lambda device, unseen_bytes: done.append(device), end_connection=end_connection,
+        processes=lambda: 1, connected=lambda: True, clock=itertools.count(0, 10).__next__,
+        count=lambda port: [TcpConnection(1, (HERE, 7), 5_000_000, 0, inode=4711)],
     )  # fmt: skip
-    assert inspect() == 10 / MAX_SHARE and reported == []
-    assert inspect() == 10 / MAX_SHARE and [device for device, _ in reported] == ["bad"]
+    assert inspect() == 10 / MAX_SHARE and done == []
+    assert inspect() == 10 / MAX_SHARE and done == [4711, "bad"]
 
 
 @pytest.mark.parametrize(("address", "port"), [("localhost", "1"), ("", "1"), ("1.2.3.4", "x"), ("::ffff:", "1")])
