@@ -217,7 +217,7 @@ class TrafficInspection:
             try:
                 self._end_connection(connection.inode)
             except OSError as error:
-                log.info("could not cut a connection of %s: %s", flood.device, error)
+                log.warning("cannot cut connections of the broker, such as %s's (%s)", flood.device, error)
 
 
 # sock_diag(7): one request a family, answered by a message for each socket.
