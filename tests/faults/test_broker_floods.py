@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -79,20 +81,25 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FloodedCloud]:
     made.cloud.stop()
 
 
+def flood_until_refused(flood: Flood, attacker: HostileDevice) -> int:
+    """Flood until the broker refuses the device; returns the writes that it took."""
+    accepted, until = 0, monotonic() + PATIENCE_S
+    for let_in in flood(attacker):
+        if not let_in:
+            break
+        accepted += 1
+        assert monotonic() < until, "it was never refused"
+    return accepted
+
+
 @pytest.mark.parametrize(("number", "flood"), list(enumerate(FLOODS.values())), ids=FLOODS)
 def test_a_flood_that_no_controller_receives_was_unseen(flooded: FloodedCloud, number: int, flood: Flood) -> None:
     """SUBSCRIBE without reading, PINGREQ, refused messages, ever new subscriptions: memory grew without bound, every
     device's round trip with it, and `edgectl` showed nothing."""
     name = f"pi-bad-{number}"
     attacker = HostileDevice(flooded.cloud, name)
-    until = monotonic() + PATIENCE_S
     with flooded.fetching() as answered:
-        accepted = 0
-        for let_in in flood(attacker):
-            accepted += let_in
-            if not let_in:
-                break
-            assert monotonic() < until, "it was never cut off"
+        accepted = flood_until_refused(flood, attacker)
     shown = flooded.cloud.api.get(f"/v1/devices/{name}")
     peak = flooded.peak_memory()
     print(f"{accepted} bursts, {len(answered)} fetches beside them, broker's peak {peak >> 20} MiB: {shown['flooded']}")
@@ -107,4 +114,15 @@ def test_a_flood_that_no_controller_receives_was_unseen(flooded: FloodedCloud, n
     assert re.search(rf"{name}\b.*quarantined", flooded.cloud.edgectl("device", "list"))
     assert "it flooded the broker" in flooded.cloud.edgectl("device", "show", name)
     assert re.search(r"flooding +[1-9]", flooded.cloud.edgectl("fleet"))
+    assert flooded.cloud.api.get("/v1/devices/bystander")["flooded"] is None
+
+
+def test_attackers_that_keep_the_broker_busy_were_not_cut(flooded: FloodedCloud) -> None:
+    """Eight certificates ping at once: a handshake, by which a session is taken over, took longer than its time-out."""
+    attackers = [HostileDevice(flooded.cloud, f"pi-worse-{number}") for number in range(8)]
+    with flooded.fetching(), ThreadPoolExecutor(len(attackers)) as pool:
+        accepted = list(pool.map(partial(flood_until_refused, FLOODS["pings"]), attackers))
+    shown = [flooded.cloud.api.get(f"/v1/devices/{attacker.name}")["flooded"] for attacker in attackers]
+    assert all(accepted) and all(shown)
+    assert flooded.peak_memory() < MEMORY_BYTES
     assert flooded.cloud.api.get("/v1/devices/bystander")["flooded"] is None

@@ -8,7 +8,14 @@ from contextlib import suppress
 from ssl import SSLSocket, SSLWantReadError
 
 from edgesplit.mqtt.messages import chunk_topic, topic
-from support.hostile_device import PING_PACKET, HostileDevice, connect_packet, publish_packet, subscribe_packet
+from support.hostile_device import (
+    PING_PACKET,
+    HostileDevice,
+    bridge_connect_packet,
+    connect_packet,
+    publish_packet,
+    subscribe_packet,
+)
 
 UNREAD_BYTES = 4_096
 """The kernel's receive buffer of a connection that is not read."""
@@ -26,8 +33,8 @@ def subscriptions_unread(device: HostileDevice) -> Iterator[bool]:
 
 
 def pings(device: HostileDevice) -> Iterator[bool]:
-    """Pings as fast as the broker answers them."""
-    return _flood(device, itertools.repeat(PING_PACKET * BURST), reads=True)
+    """Pings as fast as the broker answers them, on a connection that calls itself a bridge."""
+    return _flood(device, itertools.repeat(PING_PACKET * BURST), reads=True, connect=bridge_connect_packet)
 
 
 def refused_messages(device: HostileDevice) -> Iterator[bool]:
@@ -51,12 +58,14 @@ FLOODS: Mapping[str, Flood] = {
 }
 
 
-def _flood(device: HostileDevice, bursts: Iterator[bytes], *, reads: bool) -> Iterator[bool]:
+def _flood(
+    device: HostileDevice, bursts: Iterator[bytes], *, reads: bool, connect: Callable[[str], bytes] = connect_packet
+) -> Iterator[bool]:
     while True:
         accepted = False
         with suppress(OSError), device.socket(0 if reads else UNREAD_BYTES) as link:
             link.settimeout(WRITE_TIMEOUT_S)
-            link.sendall(connect_packet(device.name))
+            link.sendall(connect(device.name))
             accepted = link.recv(1) == b"\x20"
             while accepted:
                 yield True

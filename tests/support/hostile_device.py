@@ -140,6 +140,12 @@ def _length(count: int) -> bytes:
             return bytes(out)
 
 
+def bridge_connect_packet(name: str) -> bytes:
+    """CONNECT of MQTT 3.1.1 with the bit by which mosquitto's bridges introduce themselves."""
+    body = b"\x00\x04MQTT\x84\x02\x00\x1e" + _text(name.encode())
+    return b"\x10" + _length(len(body)) + body
+
+
 def publish_packet(name: bytes, payload: bytes) -> bytes:
     body = _text(name) + b"\x00" + payload
     return b"\x30" + _length(len(body)) + body

@@ -94,7 +94,7 @@ def configuration(
         "allow_anonymous": "false", "acl_file": folder / "acl",
         "set_tcp_nodelay": "true", "message_size_limit": LIMITS.message_bytes, "max_packet_size": MAX_PACKET_BYTES,
         "memory_limit": memory_bytes, "max_inflight_messages": 20,
-        # Since 2.0.16 (and in Debian's 2.0.11) it bounds a client's unread acknowledgements too.
+        # From 2.0.16 on the number bounds a client's unread acknowledgements too.
         "max_queued_messages": 256, "max_queued_bytes": 16 * 2**20,
         "max_keepalive": 120, "persistent_client_expiration": "1h",
         "persistence": "true", "persistence_location": f"{folder}/", "persistence_file": "mosquitto.db",
