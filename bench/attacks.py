@@ -1,12 +1,16 @@
-"""What an attack on an offload server costs a bystander: its p95 beside that under the attacker's processor load alone.
+"""What an attack on an offload server or the broker costs a bystander: its p95 round trip beside that under the
+attacker's processor load alone.
 
-A real server with mutual TLS and a revocation list, one bystander that asks on a kept connection, and an attacker in a
-process of its own. Each attack runs by turns with its control: a process that uses as much processor time as the
-attacker did, and sends nothing. Every request of the bystander must be answered.
+A real offload server with mutual TLS and a revocation list, and a real controller with the mosquitto that it runs; one
+bystander that asks on a kept connection (an inference; a message to the controller and its answer), and an attacker in
+a process of its own. Each attack runs by turns with its control: a process that uses as much processor time as the
+attacker did, and sends nothing. Every request of the bystander must be answered. An attack on the broker includes what
+follows: the attacker is found, cut off and refused, and tries again until the round ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import socket
 import statistics
@@ -14,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from time import monotonic, perf_counter, process_time, sleep
@@ -26,16 +31,22 @@ from record import Target, finish, make_parser, percentile
 
 from edgesplit.client.connection import Connection
 from edgesplit.limits import LIMITS
+from edgesplit.mqtt.messages import FetchMetadata, encode, topic
 from edgesplit.trust.identity import Credentials
 from support.attacked_server import DECLARED, AttackedServer
+from support.broker_floods import FLOODS
+from support.edgesplit_processes import Cloud
+from support.hostile_device import HostileDevice, connect_packet, publish_packet, subscribe_packet
 from support.offload_processes import outputs, signed_release
 
 ROUNDS = 5
 INTERVAL_S = 0.01
 """Seconds between two requests of the bystander."""
 MAX_RATIO = 1.5
-Attack = Callable[[AttackedServer, Credentials], Iterator[None]]
+Attack = Callable[[], Iterator[object]]
 """Sends what it sends piece by piece; what it yields in between is time for the measured attacker to be stopped."""
+Bystander = Callable[[float], list[float]]
+"""Asks for so many seconds; the seconds of each round trip. AssertionError for a request without its answer."""
 
 
 def declared_lengths(server: AttackedServer, device: Credentials) -> Iterator[None]:
@@ -90,7 +101,7 @@ def no_handshake(server: AttackedServer, device: Credentials) -> Iterator[None]:
             sockets.pop(0).close()
 
 
-ATTACKS: Mapping[str, Attack] = {
+SERVER_ATTACKS: Mapping[str, Callable[[AttackedServer, Credentials], Iterator[None]]] = {
     "declared lengths": declared_lengths,
     "refused bodies": refused_bodies,
     "idle connections": idle_connections,
@@ -98,10 +109,10 @@ ATTACKS: Mapping[str, Attack] = {
 }
 
 
-def _attack(server: AttackedServer, device: Credentials, attack: Attack, seconds: float, used: Any) -> None:
+def _attack(attack: Attack, seconds: float, used: Any) -> None:
     """Attack for so long, and report the share of a processor that it took."""
     ends, began = monotonic() + seconds, process_time()
-    for _ in attack(server, device):
+    for _ in attack():
         used.value = (process_time() - began) / seconds
         if monotonic() >= ends:
             return
@@ -117,17 +128,51 @@ def _spin(share: float, seconds: float) -> None:
         sleep(max(0.0, 0.01 * (1.0 - share)))
 
 
-def bystander_s(server: AttackedServer, seconds: float) -> list[float]:
-    """Seconds of each of the bystander's requests; AssertionError for one without its answer."""
+def _ask_for(seconds: float, ask: Callable[[], None]) -> list[float]:
+    """Seconds of each call of `ask`, which returns with the answer."""
     taken = []
-    with closing(Connection("127.0.0.1", server.serving.port, server.bystander.client_context())) as connection:
-        ends = monotonic() + seconds
-        while monotonic() < ends:
-            began = perf_counter()
-            assert outputs(server.serving.ask(connection)) == [2.0] * 4
-            taken.append(perf_counter() - began)
-            sleep(INTERVAL_S)
+    ends = monotonic() + seconds
+    while monotonic() < ends:
+        began = perf_counter()
+        ask()
+        taken.append(perf_counter() - began)
+        sleep(INTERVAL_S)
     return taken
+
+
+def server_bystander(server: AttackedServer, seconds: float) -> list[float]:
+    """Inferences at the offload server, on one connection."""
+    with closing(Connection("127.0.0.1", server.serving.port, server.bystander.client_context())) as connection:
+
+        def ask() -> None:
+            assert outputs(server.serving.ask(connection)) == [2.0] * 4
+
+        return _ask_for(seconds, ask)
+
+
+def broker_bystander(device: HostileDevice, seconds: float) -> list[float]:
+    """Messages to the controller, and its answers, in one session of the broker."""
+    request = publish_packet(topic(device.name, "fetch").encode(), encode(FetchMetadata("metadata/timestamp.json")))
+    with device.socket() as link, link.makefile("rb") as packets:
+        link.sendall(connect_packet(device.name) + subscribe_packet(topic(device.name, "fetch_reply").encode()))
+
+        def receive() -> int:
+            """Type of the next packet."""
+            kind, length = packets.read(2)
+            for shift in itertools.count(7, 7):
+                if length < 1 << shift:
+                    break
+                length += (packets.read(1)[0] - 1) << shift
+            assert len(packets.read(length)) == length
+            return int(kind) >> 4
+
+        assert [receive(), receive()] == [2, 9]  # CONNACK, SUBACK
+
+        def ask() -> None:
+            link.sendall(request)
+            assert receive() == 3  # PUBLISH
+
+        return _ask_for(seconds, ask)
 
 
 @contextmanager
@@ -141,42 +186,74 @@ def beside(context: ForkContext, target: Callable[..., None], *arguments: Any) -
         process.join()
 
 
-def measure(server: AttackedServer, seconds: float) -> dict[str, Any]:
-    """By attack: p95 in ms of each round under the attack and under its control, and the attacker's processor share."""
+def measure(attacks: Mapping[str, Callable[[], Attack]], bystander: Bystander, seconds: float) -> dict[str, Any]:
+    """By attack: p95 in ms of each round under the attack and under its control, and the attacker's processor share.
+    An attack is made anew for each of its rounds."""
     context = multiprocessing.get_context("fork")
     results: dict[str, Any] = {}
-    for name, attack in ATTACKS.items():
-        device = server.device(name.replace(" ", "-"))
+    for name, make in attacks.items():
         rounds: list[dict[str, float]] = []
         for _ in range(ROUNDS):
             used = context.Value("d", 0.0)
-            with beside(context, _attack, server, device, attack, seconds, used):
-                attacked = bystander_s(server, seconds)
+            with beside(context, _attack, make(), seconds, used):
+                attacked = bystander(seconds)
             with beside(context, _spin, used.value, seconds):
-                control = bystander_s(server, seconds)
+                control = bystander(seconds)
             p95_ms = {"attacked": percentile(attacked, 0.95) * 1e3, "control": percentile(control, 0.95) * 1e3}
             rounds.append({**p95_ms, "ratio": p95_ms["attacked"] / p95_ms["control"], "share": used.value})
         results[name] = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
         results[name]["rounds"] = rounds
         shown = results[name]
         print(
-            f"{name:18s} bystander's p95 {shown['attacked']:.2f} ms, control {shown['control']:.2f} ms, "
+            f"{name:40s} bystander's p95 {shown['attacked']:.2f} ms, control {shown['control']:.2f} ms, "
             f"ratio {shown['ratio']:.2f}, attacker {shown['share']:.2f} processors"
         )
     return results
 
 
+def attack_server(place: Path, seconds: float) -> dict[str, Any]:
+    """Measure the attacks on an offload server."""
+    place.mkdir()
+    with ExitStack() as stack:
+        server = AttackedServer(signed_release(place / "release"), place, stack)
+
+        def make(name: str) -> Attack:
+            return partial(SERVER_ATTACKS[name], server, server.device(name.replace(" ", "-")))
+
+        return measure(
+            {name: partial(make, name) for name in SERVER_ATTACKS}, partial(server_bystander, server), seconds
+        )
+
+
+def attack_broker(place: Path, seconds: float) -> dict[str, Any]:
+    """Measure the attacks on a controller's own broker, each round by a certificate that floods for the first time."""
+    cloud = Cloud(place, "--no-offload")
+    cloud.start()
+    numbers = itertools.count()
+    try:
+        bystander = HostileDevice(cloud, "bystander")
+
+        def make(name: str) -> Attack:
+            return partial(FLOODS[name], HostileDevice(cloud, f"attacker-{next(numbers)}"))
+
+        return measure({name: partial(make, name) for name in FLOODS}, partial(broker_bystander, bystander), seconds)
+    finally:
+        cloud.stop()
+
+
 def main() -> None:
     """Measure all attacks and write the record."""
     parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each attack in each of its rounds")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each attack on the offload server, each round")
+    parser.add_argument("--broker-seconds", type=float, default=20.0, help="of each attack on the broker, each round")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="es-attacks-") as folder, ExitStack() as stack:
-        place = Path(folder)
-        server = AttackedServer(signed_release(place / "release"), place, stack)
-        results = measure(server, options.seconds)
+    with tempfile.TemporaryDirectory(prefix="es-attacks-") as folder:
+        server = attack_server(Path(folder) / "server", options.seconds)
+        broker = attack_broker(Path(folder) / "broker", options.broker_seconds)
+    results = server | {f"broker, {name}": figures for name, figures in broker.items()}
     targets = [
-        Target(f"{name}: bystander's p95 over its control's", results[name]["ratio"], MAX_RATIO) for name in ATTACKS
+        Target(f"{name}: bystander's p95 over its control's", figures["ratio"], MAX_RATIO)
+        for name, figures in results.items()
     ]
     finish(results, targets, options.json)
 

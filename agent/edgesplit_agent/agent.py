@@ -31,6 +31,7 @@ from edgesplit.observability.registry import gauge_series
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip.options import Hedge
 from edgesplit.plan import Plan
+from edgesplit.process.memory import default_memory, machine_memory
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Runtime
@@ -73,7 +74,7 @@ from edgesplit_agent.updates.bundle.request import BundleWatch
 from edgesplit_agent.updates.download_window import DownloadWindow, Span
 from edgesplit_agent.updates.reconciler import Reconciler, kept_states, model_states
 from edgesplit_agent.worker.host import Host, in_process
-from edgesplit_agent.worker.proc_stats import default_memory, machine_memory, read_process_stats
+from edgesplit_agent.worker.proc_stats import read_process_stats
 from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.watchdog_policy import Bounds
 

@@ -23,12 +23,16 @@ from edgesplit.errors import UsageError
 from edgesplit.links import parse_host_and_port
 from edgesplit.mqtt.messages import TELEMETRY_INTERVAL_RANGE_S
 from edgesplit.observability.log_format import Format
+from edgesplit.process.memory import default_memory, machine_memory
+from edgesplit.quantities import format_size
 
 if TYPE_CHECKING:
     from edgesplit.runtime.options import Optimise
 
 BrokerKind = Literal["mosquitto", "emqx"]
 """Broker products for which configuration can be written, when the broker is not run by the controller."""
+MIN_BROKER_MEMORY = 64 * 2**20
+"""Least memory that the broker may be given, in bytes."""
 MAX_PROCESSES = 16
 """Limit of processes of one controller, over all machines: the broker's access rules list that many client names."""
 PORT_FIELDS = ("api_port", "mqtt_port", "offload_port")
@@ -72,6 +76,8 @@ class Settings:
     """Largest local cache of blobs that are in an object store, in bytes."""
     broker: str = ""
     """mqtts://HOST:PORT of an external broker; empty: the controller runs mosquitto as a supervised child process."""
+    broker_memory_bytes: int = 0
+    """Memory that mosquitto may allocate; 0: half of this machine's (`broker_memory`)."""
     advertised_broker: str = ""
     """HOST:PORT of the broker that is given to devices, instead of the address in `broker`."""
     on_revocation: str = ""
@@ -112,6 +118,8 @@ class Settings:
             broker_address(self.broker)
         if self.advertised_broker:
             parse_host_and_port(self.advertised_broker, "broker")
+        if 0 < self.broker_memory_bytes < MIN_BROKER_MEMORY:
+            raise UsageError(f"--broker-memory is at least {format_size(MIN_BROKER_MEMORY)}: mosquitto needs that")
         if self.on_revocation and not self.broker:
             raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
         if not 1 <= self.processes <= MAX_PROCESSES:
@@ -131,6 +139,16 @@ class Settings:
     def database_url(self) -> str:
         """URL of the database in use."""
         return self.database or f"sqlite:///{self.data / 'controller.db'}"
+
+    @property
+    def runs_broker(self) -> bool:
+        """Whether this process runs the broker as a child."""
+        return not (self.broker or self.join)
+
+    @property
+    def broker_memory(self) -> int:
+        """Memory that mosquitto may allocate, in bytes."""
+        return self.broker_memory_bytes or default_memory(machine_memory())
 
     @property
     def broker_address(self) -> tuple[str, int]:

@@ -44,7 +44,7 @@ from edgesplit.trust.verification import verify_chain
 from edgesplit_agent.control.enrolment import enrolment_context
 from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher
 from edgesplit_controller.fleet.devices import public_key_sha256
-from edgesplit_controller.messaging.broker import _CLIENT_LOG
+from edgesplit_controller.messaging.broker import parse_accepted_client
 from edgesplit_controller.messaging.delivery import Delivery, Sources
 from edgesplit_controller.model_registry.registry import read_tensors
 from edgesplit_controller.pki.authority import Authority
@@ -242,7 +242,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "anything, on the controller": Parser(delivery(), [messages.encode(TELEMETRY), messages.encode(
             messages.FetchMetadata("metadata/1.root.json"))]),
         "topic": Parser(lambda raw: messages.device_of_topic(raw.decode("latin-1")), [b"edgesplit/v1/cam-1/birth"]),
-        "broker's log": Parser(_CLIENT_LOG.match, [b"New client connected from 1:2 as cam (p5"]),
+        "broker's log": text(parse_accepted_client, "New client connected from 1.2.3.4:5 as cam (p5"),
         "signed": message(Signed, messages.decode(statement, Signed)),
         "statement": Parser(lambda raw: store.verify_statement(raw, DEVICE, for_install=True), [statement]),
         "manifest": Parser(manifest.decode_manifest, [sample_release()[0]]),

@@ -9,127 +9,39 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import random
 import socket
 import sqlite3
-import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paho.mqtt.client import Client as Paho
-from paho.mqtt.client import MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import FetchChunks, FetchMetadata, encode, topic
 from edgesplit.release.manifest import decode_manifest
-from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.trust.store import TrustStore
 from edgesplit.trust.verification import target_path
 from support.edgesplit_processes import Agent, Cloud, eventually
+from support.hostile_device import (
+    PATIENCE_S,
+    HostileDevice,
+    connect_packet,
+    publish_packet,
+    resident_bytes,
+    subscribe_packet,
+)
 
 VICTIM, BAD = "pi-victim", "pi-bad"
-PATIENCE_S = 60.0
 SEED = int(os.environ["EDGESPLIT_SEED"])
 MEMORY_BYTES = 600 * 2**20
 """Of the controller and of the broker while they are flooded: far above what they need, far below endless."""
-
-
-class HostileDevice:
-    """A device that enrolled as it should, and then does as it likes."""
-
-    def __init__(self, cloud: Cloud, name: str) -> None:
-        self.name = name
-        folder = cloud.folder / name
-        folder.mkdir()
-        claim = folder / "claim.json"
-        cloud.edgectl("device", "claim", name, "--profile", "raspberrypi4", "--out", str(claim))
-        self.claim = json.loads(claim.read_text())
-        csr = certificate_request(load_or_make_key(folder / "key"), name).decode()
-        enrolled = cloud.api.post("/v1/enrol", {"token": self.claim["token"], "csr_pem": csr})
-        (folder / "pem").write_text(enrolled["certificate_pem"])
-        (folder / "ca").write_text(enrolled["ca_pem"])
-        self.credentials = Credentials(folder / "key", folder / "pem", folder / "ca")
-        self.address = enrolled["broker_host"], int(enrolled["broker_port"])
-        self.folder = folder
-
-    @contextmanager
-    def client(self, client_id: str = "", *topics: str, will: str = "") -> Iterator[HostileClient]:
-        """A connected client of this device."""
-        loose = HostileClient(self, client_id or self.name, will)
-        loose.start(topics)
-        try:
-            yield loose
-        finally:
-            loose.end()
-
-    def socket(self) -> ssl.SSLSocket:
-        """A TLS connection to the broker, on which anything can be said."""
-        plain = socket.create_connection(self.address, PATIENCE_S)
-        return self.credentials.client_context().wrap_socket(plain, server_hostname=self.address[0])
-
-
-class HostileClient:
-    """A paho client that keeps no rule."""
-
-    def __init__(self, hostile: HostileDevice, client_id: str, will: str) -> None:
-        self._hostile = hostile
-        self.heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        self.answers: queue.Queue[tuple[int, int]] = queue.Queue()
-        """Message number and reason code of each acknowledged publish."""
-        self._ready = threading.Event()
-        self.lost = threading.Event()
-        self.client = Paho(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv5)
-        self.client.tls_set_context(hostile.credentials.client_context())
-        self.client.on_message = self._on_message
-        self.client.on_publish = lambda client, data, mid, reason, properties: self.answers.put((mid, reason.value))
-        self.client.on_subscribe = lambda *_: self._ready.set()
-        self.client.on_connect = lambda *_: self._ready.set()
-        self.client.on_disconnect = lambda *_: self.lost.set()
-        if will:
-            self.client.will_set(will, b"dead", qos=1, retain=True)
-
-    def _on_message(self, client: Paho, data: object, message: MQTTMessage) -> None:
-        self.heard.put((message.topic, bytes(message.payload)))
-
-    def start(self, topics: tuple[str, ...]) -> None:
-        self.client.connect(*self._hostile.address, keepalive=30)
-        self.client.loop_start()
-        assert self._ready.wait(PATIENCE_S)
-        for one in topics:
-            self.subscribe(one)
-
-    def subscribe(self, *topics: str) -> None:
-        """Ask for these and wait for the broker's word."""
-        self._ready.clear()
-        self.client.subscribe([(one, 1) for one in topics])
-        assert self._ready.wait(PATIENCE_S)
-
-    def refused(self, name: str, payload: bytes, retain: bool = False) -> bool:
-        """Publish and wait for the answer: was it refused?"""
-        number = self.client.publish(name, payload, qos=1, retain=retain).mid
-        while (answer := self.answers.get(timeout=PATIENCE_S))[0] != number:
-            pass
-        return answer[1] >= 0x80
-
-    def heard_before(self, marker: str) -> list[str]:
-        """The topics heard before that one: an order that needs no waiting time."""
-        found = []
-        while (one := self.heard.get(timeout=PATIENCE_S)[0]) != marker:
-            found.append(one)
-        return found
-
-    def end(self) -> None:
-        self.client.disconnect()
-        self.client.loop_stop()
 
 
 class HostileDeviceHarness:
@@ -178,11 +90,6 @@ class HostileDeviceHarness:
         up = int(self.cloud.addresses["pid"])
         broker = int((self.cloud.data / "broker" / "mosquitto.pid").read_text())
         return {name: resident_bytes(pid) for name, pid in (("controller", up), ("broker", broker))}
-
-
-def resident_bytes(pid: int) -> int:
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["VmRSS"].split()[0]) * 1024
 
 
 @pytest.fixture(scope="module")
@@ -411,26 +318,6 @@ def test_one_devices_messages_do_not_make_the_list_of_devices_useless(undisturbe
         assert len(own["models"]) == LIMITS.reported_models and own["agent_version"] == "1.2.3"
 
 
-def connect_packet(properties: bytes = b"\x00", name: bytes = b"pi-bad") -> bytes:
-    body = b"\x00\x04MQTT\x05\x02\x00\x1e" + properties + len(name).to_bytes(2, "big") + name
-    return b"\x10" + length(len(body)) + body
-
-
-def length(count: int) -> bytes:
-    """MQTT's variable byte integer."""
-    out = bytearray()
-    while True:
-        count, low = divmod(count, 128)
-        out.append(low | (0x80 if count else 0))
-        if not count:
-            return bytes(out)
-
-
-def publish_packet(name: bytes, payload: bytes) -> bytes:
-    body = len(name).to_bytes(2, "big") + name + b"\x00" + payload
-    return b"\x30" + length(len(body)) + body
-
-
 def broken_packets() -> list[bytes]:
     rng = random.Random(SEED)
     own = topic(BAD, "telemetry").encode()
@@ -453,7 +340,7 @@ def test_broken_packets_end_only_their_own_connection(undisturbed: HostileDevice
     """B5: invalid UTF-8, endless lengths, topics of 65,000 levels, payloads beyond the limit, random bytes."""
     for packet in broken_packets():
         with undisturbed.hostile.socket() as link, suppress(OSError):
-            link.sendall(connect_packet() + packet)
+            link.sendall(connect_packet(BAD) + packet)
             link.shutdown(socket.SHUT_WR)
             while link.recv(4_096):
                 pass
@@ -464,10 +351,9 @@ def test_a_slow_reader_delays_no_other_device(undisturbed: HostileDeviceHarness)
     """B6: it asks for all chunks and reads a byte now and then: the victim's deployment comes, and the broker keeps
     no more for the slow one than its bounded queue."""
     with undisturbed.hostile.socket() as link:
-        link.sendall(connect_packet())
+        link.sendall(connect_packet(BAD))
         link.recv(1)
-        body = b"\x00\x01\x00" + len(b"edgesplit/v1/chunk/+").to_bytes(2, "big") + b"edgesplit/v1/chunk/+\x01"
-        link.sendall(b"\x82" + length(len(body)) + body)
+        link.sendall(subscribe_packet(b"edgesplit/v1/chunk/+"))
         undisturbed.deploy()
         link.recv(1)
         used = undisturbed.memory()
@@ -481,17 +367,6 @@ def test_a_slow_reader_delays_no_other_device(undisturbed: HostileDeviceHarness)
 def as_fast_as_it_can(send: Callable[[], object], until: threading.Event) -> None:
     while not until.is_set():
         send()
-
-
-def is_let_in(hostile: HostileDevice) -> bool:
-    """Does the broker answer this device's CONNECT?"""
-    try:
-        with hostile.socket() as link:
-            link.settimeout(PATIENCE_S)
-            link.sendall(connect_packet())
-            return link.recv(1) == b"\x20"
-    except OSError:
-        return False
 
 
 def flooding(hostile: HostileDevice, until: threading.Event) -> list[threading.Thread]:
@@ -509,14 +384,14 @@ def flooding(hostile: HostileDevice, until: threading.Event) -> list[threading.T
         while not until.is_set():
             with suppress(OSError), hostile.socket() as link:
                 link.settimeout(1.0)
-                link.sendall(connect_packet())
+                link.sendall(connect_packet(BAD))
                 while not until.is_set():
                     link.sendall(burst)
 
     def knock() -> None:
         while not until.is_set():
             with suppress(OSError), hostile.socket() as link:
-                link.sendall(connect_packet())
+                link.sendall(connect_packet(BAD))
                 link.settimeout(1.0)
                 link.recv(1)
 
@@ -535,7 +410,7 @@ def test_a_flooding_device_is_blocked_and_reported_while_others_get_deployments(
     threads = flooding(undisturbed.hostile, until)
     try:
         told = eventually("the flood is told", lambda: undisturbed.shown(BAD)["flooded"], 120.0)
-        eventually("its certificate opens no session", lambda: not is_let_in(undisturbed.hostile), 120.0)
+        eventually("its certificate opens no session", lambda: not undisturbed.hostile.is_let_in(), 120.0)
         undisturbed.deploy()
         used = undisturbed.memory()
     finally:

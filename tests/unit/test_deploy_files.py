@@ -143,6 +143,14 @@ def test_the_units_command_is_valid() -> None:
     accept(words)
 
 
+def test_the_unit_allows_the_controller_to_count_and_cut_its_brokers_connections() -> None:
+    """Without netlink sockets floods stay unseen; without pidfd_getfd, which is in no group of services, uncut."""
+    unit = (DEPLOY / "systemd" / "edgesplit-controller.service").read_text()
+    settings = dict(re.findall(r"^(RestrictAddressFamilies|SystemCallFilter)=(.*)$", unit, flags=re.MULTILINE))
+    assert "AF_NETLINK" in settings["RestrictAddressFamilies"].split()
+    assert {"@system-service", "pidfd_getfd"} <= set(settings["SystemCallFilter"].split())
+
+
 def test_systemd_verifies_the_unit() -> None:
     """`systemd-analyze verify`, as far as a machine without the program can."""
     if shutil.which("systemd-analyze") is None:

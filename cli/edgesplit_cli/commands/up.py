@@ -42,6 +42,10 @@ from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
     help="Largest local cache of what is in --blobs.",
 )  # fmt: skip
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
+@click.option(
+    "--broker-memory", "broker_memory_bytes", type=SIZE, default=0,
+    help="Memory that mosquitto may allocate, as in 768MiB. [default: half of this machine's]",
+)  # fmt: skip
 @click.option("--advertised-broker", default="", help="HOST:PORT by which devices reach the broker of --broker.")
 @click.option(
     "--on-revocation",
@@ -123,8 +127,8 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
     same += ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
-    same += ("blobs", "blob_cache_bytes")
-    chosen |= {name: options[name] for name in (*same, "api_url", "offload_url", "telemetry_s", "force")}
+    same += ("api_url", "offload_url", "telemetry_s", "broker_memory_bytes", "blobs", "blob_cache_bytes", "force")
+    chosen |= {name: options[name] for name in same}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
         offload_metrics=format_address(options["offload_metrics"]), **chosen,

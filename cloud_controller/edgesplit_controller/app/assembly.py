@@ -21,6 +21,7 @@ from edgesplit_controller.fleet.listing import Listing
 from edgesplit_controller.fleet.log_bundles import LogBundleStore
 from edgesplit_controller.fleet.overview import FleetOverview
 from edgesplit_controller.history.rollup import RollUp
+from edgesplit_controller.messaging.broker_traffic import TrafficMeter
 from edgesplit_controller.messaging.delivery import Delivery, Sources
 from edgesplit_controller.messaging.process_sharding import ProcessSharding, SingleProcess
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
@@ -101,7 +102,8 @@ class Assembly:
             announce=lambda devices: self.delivery.publish_statements(self._director.with_gateways(devices)),
             fits=self._releasing.has_plan_for, evidences=evidence_of_members,
         )  # fmt: skip
-        self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding)
+        self.meter = TrafficMeter() if foundations.settings.runs_broker else None
+        self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding, meter=self.meter)
         self.controller = self._controller()
 
     def _delivery_sources(self) -> Sources:

@@ -66,6 +66,7 @@ from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.history import rollup_job
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.messaging.broker_config import write_broker_files
+from edgesplit_controller.messaging.broker_traffic import EVERY_S, TrafficInspection
 from edgesplit_controller.messaging.delivery import RETAINED, SHARED
 from edgesplit_controller.messaging.process_sharding import LeasedProcesses, SingleProcess
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
@@ -143,8 +144,9 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
         database.close()
     names = dict.fromkeys((settings.device_broker[0], settings.broker_address[0]))
     return write_broker_files(
-        kind, folder, authority, revoked, list(names), settings.broker_address[1], installed_at=installed_at
-    )
+        kind, folder, authority, revoked, list(names), settings.broker_address[1], installed_at=installed_at,
+        memory_bytes=settings.broker_memory,
+    )  # fmt: skip
 
 
 class _Part(Protocol):
@@ -193,6 +195,7 @@ def _start(
     # the API comes after everything that its calls use, and the child processes share its socket.
     broker, delivery = _start_broker_side(process)
     session = _start_mqtt(process)
+    _start_traffic_inspection(process, session, broker)
     _start_rollouts(process)
     offload = _start_offload(process)
     _start_health_recorder(process, session, broker, delivery, offload)
@@ -282,11 +285,12 @@ def _start_broker_side(process: _Process) -> tuple[Broker | None, RevocationComm
         command = RevocationCommand(settings.on_revocation, folder / REVOKED)
         revocations.add_reader(command)
         process.start(command)
-    if settings.broker or settings.join:
+    if not settings.runs_broker:
         return None, command
     broker = Broker(
         folder, process.foundations.authority.issue_server("broker", settings.certificate_hosts), settings.mqtt_port,
         host=settings.address, revoked_file=folder / REVOKED, on_client=process.assembly.delivery.on_client_connected,
+        memory_bytes=settings.broker_memory,
     )  # fmt: skip
     process.start(broker)
     revocations.add_reader(broker, of_others=True)
@@ -365,6 +369,17 @@ def _start_mqtt(process: _Process) -> Session:
     process.stack.callback(lease.release)
     lease.keep_renewed(on_lease)
     return session
+
+
+def _start_traffic_inspection(process: _Process, session: Session, broker: Broker | None) -> None:
+    """Start counting the traffic of the own broker, so that floods which the controller never receives are found."""
+    meter = process.assembly.meter
+    if broker is not None and meter is not None:
+        inspection = TrafficInspection(
+            meter, broker.port, process.assembly.delivery.on_unseen_flood, end_connection=broker.end_connection,
+            processes=process.foundations.sharding.count, connected=lambda: session.connected,
+        )  # fmt: skip
+        process.start(PeriodicThread("broker traffic", inspection, EVERY_S, stopping=process.stopping))
 
 
 def _start_offload(process: _Process) -> SupervisedProcess | None:

@@ -51,7 +51,7 @@ REMEDIES: Mapping[str, str] = {
     "refused": "it rejects its statement: `edgectl device show` gives the reason, `edgectl keys show` the state"
     " of the keys",
     "copied": "two agents use its identity: revoke it, and create a new claim for each",
-    "flooding": "it sends more messages than a correct agent: inspect it, or revoke it",
+    "flooding": "it sends the broker more than a correct agent: inspect it, or revoke it",
     "flooding offload server": "an offload server keeps refusing its connections or requests: inspect it, or revoke it",
     ENDPOINT_FLOODED: "a program on the device is refused by the local endpoint again and again: find it by its user",
     GATEWAY_FLOODED: "this gateway keeps refusing the device that is named: inspect that device, or revoke it",

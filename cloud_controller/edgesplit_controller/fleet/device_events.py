@@ -43,8 +43,8 @@ class DeviceEvents:
         if any(isinstance(message, Reported) for _, message in received):
             self.on_reports()
 
-    def on_flood(self, device: str, dropped: int) -> None:
+    def on_flood(self, device: str, dropped: int, unseen_bytes: int = 0) -> None:
         """Quarantine a device that floods: refuse its certificates, and end its session."""
-        if self.devices.quarantine(device, dropped):
+        if self.devices.quarantine(device, dropped, unseen_bytes):
             self.publish_revocations()
             self.end_session(device)

@@ -237,9 +237,10 @@ class Devices:
             )
             return [int(serial) for serial in session.scalars(query)]
 
-    def quarantine(self, name: str, dropped: int) -> bool:
+    def quarantine(self, name: str, dropped: int, unseen_bytes: int = 0) -> bool:
         """Quarantine a device that floods; False if it does not exist. The quarantine of a device that is quarantined
-        already is not extended."""
+        already is not extended. The event has the number of its dropped messages, and the bytes that it sent to the
+        broker without a message."""
         now = self._now()
         with self._database.write() as session:
             device = lock_device(session, name)
@@ -256,7 +257,10 @@ class Devices:
             flood.at, flood.dropped, flood.listed = now, dropped, True
             if begins:
                 _adopt_certificate(session, device)
-                detail = {"dropped": dropped, "held_until": flood.held_until, "times": flood.times}
+                detail = {
+                    "dropped": dropped, "unseen_bytes": unseen_bytes, "held_until": flood.held_until,
+                    "times": flood.times,
+                }  # fmt: skip
                 record_event(session, now, name, "device.flooding", name, **detail)
             return True
 

@@ -34,6 +34,8 @@ from edgesplit.mqtt.messages import ROOT
 from edgesplit.mqtt.session import MAX_PACKET_BYTES
 from edgesplit.process.lifecycle import die_with_starting_thread
 from edgesplit.trust.identity import Credentials
+from edgesplit_controller.messaging.broker_traffic import Peer, parse_peer
+from edgesplit_controller.messaging.child_socket import shut_down_socket
 from edgesplit_controller.settings import MAX_PROCESSES, listen_problem
 
 CONTROLLER: Final = "controller"
@@ -49,14 +51,25 @@ RESTART: Final = Backoff(first_s=0.1, longest_s=5.0)
 """Back-off before a restart."""
 STEADY_S: Final = 10.0
 """A broker that ran for longer than this did not fail at its start: the back-off begins anew."""
+MEMORY_BYTES: Final = 2**30
+"""Memory that mosquitto may allocate, where nothing else was chosen."""
 STOP_S: Final = 5.0
 """How long mosquitto is given to end before it is killed."""
 _ERROR_LOG: Final = re.compile(r"(\d+: )?(OpenSSL )?Error\b")
-_READY_LOG: Final = b" running"
+_READY_LOG: Final = " running"
 """Log text of mosquitto when it listens."""
-_CLIENT_LOG: Final = re.compile(rb"New client connected from \S+ as (\S{1,128}) \(")
-"""Log line of mosquitto for an accepted client. The client id is the name in its certificate."""
+_CLIENT_LOG: Final = re.compile(
+    r"New (?:client|bridge) connected from (?P<address>\S+):(?P<port>\d{1,5}) as (?P<name>\S{1,128}) \(", re.ASCII
+)
+"""Log line of mosquitto for an accepted client. The client id is the name in its certificate; any client may declare
+itself a bridge (by a bit of its protocol version)."""
 _log = logging.getLogger("edgesplit.broker")
+
+
+def parse_accepted_client(line: str) -> tuple[str, Peer | None] | None:
+    """Name and peer of the client that mosquitto accepted by this line of its log; None for any other line."""
+    client = _CLIENT_LOG.match(line)
+    return (client["name"], parse_peer(client["address"], client["port"])) if client else None
 
 
 def access_rules() -> str:
@@ -69,8 +82,9 @@ def access_rules() -> str:
 
 
 def configuration(
-    folder: Path, credentials: Credentials, host: str, port: int, user: str, revoked_file: Path | None = None
-) -> str:
+    folder: Path, credentials: Credentials, host: str, port: int, user: str, memory_bytes: int,
+    revoked_file: Path | None = None,
+) -> str:  # fmt: skip
     """mosquitto.conf for one TLS listener; `folder` holds the access rules and mosquitto's database."""
     settings: dict[str, object] = {
         "per_listener_settings": "false", "listener": f"{port} {host}".strip(),
@@ -79,6 +93,8 @@ def configuration(
         "use_identity_as_username": "true", "use_username_as_clientid": "true",
         "allow_anonymous": "false", "acl_file": folder / "acl",
         "set_tcp_nodelay": "true", "message_size_limit": LIMITS.message_bytes, "max_packet_size": MAX_PACKET_BYTES,
+        "memory_limit": memory_bytes, "max_inflight_messages": 20,
+        # From 2.0.16 on the number bounds a client's unread acknowledgements too.
         "max_queued_messages": 256, "max_queued_bytes": 16 * 2**20,
         "max_keepalive": 120, "persistent_client_expiration": "1h",
         "persistence": "true", "persistence_location": f"{folder}/", "persistence_file": "mosquitto.db",
@@ -97,13 +113,15 @@ class Broker:
     def __init__(
         self, folder: Path, credentials: Credentials, port: int = 8883, *, host: str = "127.0.0.1",
         program: str | None = None, revoked_file: Path | None = None,
-        on_client: Callable[[str], None] = lambda name: None, restart_backoff: Backoff = RESTART,
+        on_client: Callable[[str, Peer | None], None] = lambda name, peer: None,
+        restart_backoff: Backoff = RESTART, memory_bytes: int = MEMORY_BYTES,
     ) -> None:  # fmt: skip
         """`revoked_file` is the certificate revocation list (PEM), which must exist before `start`; `reload` makes
-        mosquitto read it again. `on_client` receives the name of each accepted client, on the supervisor thread, and
-        must return at once."""
+        mosquitto read it again. `on_client` receives the name of each accepted client and where it connects from, on
+        the supervisor thread, and must return at once. mosquitto may allocate `memory_bytes`."""
         self._on_client = on_client
         self._restart_backoff = restart_backoff
+        self._memory_bytes = memory_bytes
         self._revoked_file = revoked_file
         self._folder = folder.resolve()
         self._credentials = credentials
@@ -140,9 +158,11 @@ class Broker:
         user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() == 0 else "mosquitto"
         write_durably(
             self._config_file,
-            configuration(self._folder, self._credentials, self.host, self.port, user, self._revoked_file).encode(),
+            configuration(
+                self._folder, self._credentials, self.host, self.port, user, self._memory_bytes, self._revoked_file
+            ).encode(),
             mode=0o600,
-        )
+        )  # fmt: skip
         self._command = [program, "-c", str(self._config_file)]
         self._supervisor.start()
         deadline = monotonic() + timeout_s
@@ -177,6 +197,12 @@ class Broker:
             process = self._process
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGHUP)
+
+    def end_connection(self, inode: int) -> bool:
+        """End the connection whose socket in mosquitto has this inode, at once; False if there is none. OSError where
+        the kernel refuses."""
+        pid = self.pid
+        return pid is not None and shut_down_socket(pid, inode)
 
     @property
     def _config_file(self) -> Path:
@@ -228,11 +254,12 @@ class Broker:
             return False
         ready = False
         with process.stderr as lines:
-            for line in lines:
-                self._last_lines.append(line.decode(errors="replace").rstrip())
-                _log.debug("%s", self._last_lines[-1])
-                if client := _CLIENT_LOG.match(line):
-                    self._on_client(client[1].decode(errors="replace"))
+            for raw in lines:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                _log.debug("%s", line)
+                if client := parse_accepted_client(line):
+                    self._on_client(*client)
                 if not ready and _READY_LOG in line:
                     ready = True
                     self._ever_ready = True

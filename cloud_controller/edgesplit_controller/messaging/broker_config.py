@@ -18,21 +18,32 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import ROOT
 from edgesplit.mqtt.session import MAX_PACKET_BYTES
 from edgesplit.trust.identity import Credentials
-from edgesplit_controller.messaging.broker import CONTROLLER, DEVICE_READS, DEVICE_WRITES, access_rules, configuration
+from edgesplit_controller.messaging.broker import (
+    CONTROLLER,
+    DEVICE_READS,
+    DEVICE_WRITES,
+    MEMORY_BYTES,
+    access_rules,
+    configuration,
+)
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import BrokerKind
 
 EXTERNAL_BROKER: Final = "broker-elsewhere"
 """Name of the external broker's certificate in the controller's keys folder."""
+MAILBOX_MESSAGES: Final = 1_000
+"""Messages that may wait for one client's process in EMQX."""
+HEAP_MB: Final = 32
+"""Memory of one client's process in EMQX: 16 MiB of queue, and as much again."""
 
 
 def write_broker_files(
     kind: BrokerKind, folder: Path, authority: Authority, revoked: bytes, hosts: Sequence[str], port: int, *,
-    installed_at: Path | None = None,
+    installed_at: Path | None = None, memory_bytes: int = MEMORY_BYTES,
 ) -> list[Path]:  # fmt: skip
     """Write what a broker reachable as `hosts` needs into `folder`; return the files. Paths inside the files refer to
-    `installed_at`, if that is another folder. `revoked` is the current revocation list. Raises UsageError if the folder
-    cannot be written."""
+    `installed_at`, if that is another folder. `revoked` is the current revocation list, and `memory_bytes` the memory
+    that mosquitto may allocate. Raises UsageError if the folder cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give another with --out")
     issued = authority.issue_server(EXTERNAL_BROKER, hosts)
@@ -43,7 +54,7 @@ def write_broker_files(
         "broker.pem": issued.certificate_file.read_bytes(),
         "broker.key": issued.key_file.read_bytes(),
         "revoked.pem": revoked,
-        **{name: text.encode() for name, text in _FILES[kind](target, credentials, port).items()},
+        **{name: text.encode() for name, text in _FILES[kind](target, credentials, port, memory_bytes).items()},
     }
     try:
         for name, data in files.items():
@@ -53,15 +64,17 @@ def write_broker_files(
     return [folder / name for name in sorted(files)]
 
 
-def _mosquitto(folder: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
+def _mosquitto(folder: Path, credentials: Credentials, port: int, memory_bytes: int) -> Mapping[str, str]:
+    revoked = folder / "revoked.pem"
     return {
-        "mosquitto.conf": configuration(folder, credentials, "", port, "mosquitto", folder / "revoked.pem"),
+        "mosquitto.conf": configuration(folder, credentials, "", port, "mosquitto", memory_bytes, revoked),
         "acl": access_rules(),
         "README.txt": _MOSQUITTO.format(place=folder),
     }
 
 
-def _emqx(folder: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
+def _emqx(folder: Path, credentials: Credentials, port: int, memory_bytes: int) -> Mapping[str, str]:
+    del memory_bytes  # EMQX bounds each client's process instead
     return {
         "emqx.conf": emqx_configuration(folder, credentials, port),
         "acl.conf": emqx_rules(),
@@ -76,7 +89,11 @@ def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str
         *(f"listeners.{other}.default.enable = false" for other in ("tcp", "ws", "wss")),
         "listeners.ssl.default {",
         f'  bind = "0.0.0.0:{port}"',
-        "  tcp_options.nodelay = true",
+        "  tcp_options {",
+        "    nodelay = true",
+        "    send_timeout = 15s",
+        "    send_timeout_close = true",
+        "  }",
         "  ssl_options {",
         f"    cacertfile = {_quoted(credentials.ca_file)}",
         f"    certfile = {_quoted(credentials.certificate_file)}",
@@ -93,6 +110,12 @@ def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str
         "  max_mqueue_len = 256",
         "  mqueue_store_qos0 = true",
         "  shared_subscription = true",
+        "}",
+        "# A client that sends more than it reads, or makes the broker remember too much, is disconnected.",
+        "force_shutdown {",
+        "  enable = true",
+        f"  max_mailbox_size = {MAILBOX_MESSAGES}",
+        f"  max_heap_size = {HEAP_MB}MB",
         "}",
         "retainer {",
         "  enable = true",
@@ -127,7 +150,7 @@ def _quoted(path: Path) -> str:
 
 
 _ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {"publish": DEVICE_WRITES, "subscribe": DEVICE_READS}
-_FILES: Final[Mapping[BrokerKind, Callable[[Path, Credentials, int], Mapping[str, str]]]] = {
+_FILES: Final[Mapping[BrokerKind, Callable[[Path, Credentials, int, int], Mapping[str, str]]]] = {
     "mosquitto": _mosquitto,
     "emqx": _emqx,
 }
@@ -144,6 +167,13 @@ _MOSQUITTO: Final = (
     + """    mosquitto.conf, acl    mosquitto 2.0 or later:  mosquitto -c {place}/mosquitto.conf
 
 Start the controller with  edgectl up --broker mqtts://HOST:PORT --on-revocation COMMAND
+
+Floods. Use 2.0.16 or later: before it a client that does not read its acknowledgements makes mosquitto grow, up to
+memory_limit, at which any client may be disconnected. memory_limit lies below what the machine or container has
+(edgectl up --broker-memory). The controller counts the messages that reach it, and keeps a device out that sends too
+many. It does not see subscriptions, pings and refused messages at a broker that it does not run: where devices may be
+hostile, limit each address in front of the broker, to 256 kB/s say, and watch its processor time. An example for
+nftables is in docs/operations.md.
 
 Revocation. mosquitto reads revoked.pem again on SIGHUP, and leaves sessions alone; the controller ends the session of a
 revoked device itself. COMMAND brings the file in $EDGESPLIT_CRL here, whole, and sends the signal. On the same machine:
@@ -163,6 +193,10 @@ _EMQX: Final = (
 Start the controller with  edgectl up --broker mqtts://HOST:PORT
 
 These two files follow EMQX's documentation; they were not tried with an EMQX.
+
+Floods. A client that does not read for 15 s, or whose process grows beyond 32 MB, is disconnected. EMQX's rate limits
+(messages_rate, bytes_rate) hold for every client of a listener, the controller's too, which sends all chunks: set them
+on a listener for devices alone. The controller does not see subscriptions, pings and refused messages here.
 
 Revocation. EMQX checks lists of revoked certificates only by a distribution point in the certificate, and these have
 none: nothing here keeps a revoked device from connecting again. The controller ends its session when it is revoked and

@@ -22,6 +22,8 @@ from edgesplit.identifiers import sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit_controller.messaging import flood_control
+from edgesplit_controller.messaging.broker import CONTROLLERS
+from edgesplit_controller.messaging.broker_traffic import Peer, TrafficMeter
 from edgesplit_controller.messaging.chunk_queue import ChunkQueue, Due
 from edgesplit_controller.messaging.process_sharding import (
     MOST_FORWARDED,
@@ -144,8 +146,9 @@ class Sources:
     statements: Callable[[Collection[str] | None], Mapping[str, bytes]]
     """The signed statements of these devices (None: of all); empty bytes for a device whose topics are to be cleared.
     """
-    on_flood: Callable[[str, int], None] = lambda device, dropped: None
-    """Called when a device floods, with the number of its dropped messages."""
+    on_flood: Callable[[str, int, int], None] = lambda device, dropped, unseen_bytes: None
+    """Called when a device floods, with the number of its dropped messages and, where they are the reason, the bytes
+    that it sent to the broker without a message."""
     confirm: Callable[[Mapping[str, bytes]], Collection[str]] = lambda published: ()
     """Note which statements were published, by device; returns the devices for which a newer one was stored meanwhile.
     """
@@ -157,8 +160,11 @@ class Delivery:
     """Worker threads around one MQTT session. `on_message` and `on_connect` are the session's callbacks."""
 
     def __init__(
-        self, sources: Sources, concurrency: Concurrency = THREAD_CONCURRENCY, sharding: ProcessSharding | None = None
-    ) -> None:
+        self, sources: Sources, concurrency: Concurrency = THREAD_CONCURRENCY, sharding: ProcessSharding | None = None,
+        meter: TrafficMeter | None = None,
+    ) -> None:  # fmt: skip
+        """`meter` learns what explains the traffic of the broker's connections."""
+        self._meter = meter
         self._sharding = sharding or SingleProcess()
         self.forwarded_topic = forwarded_topic(self._sharding.own_number)
         """Topic on which other processes forward chunk requests to this one."""
@@ -178,6 +184,8 @@ class Delivery:
         self._buckets_changed = concurrency.condition()
         self._floods: deque[str] = deque()
         """Devices whose flood is to be reported."""
+        self._unseen: Counter[str] = Counter()
+        """Unexplained bytes of these devices at the broker."""
         self._workers: list[TaskHandle] = []
         self.dropped: Counter[str] = Counter()
         """Number of malformed and excess messages that were dropped, by device."""
@@ -217,6 +225,8 @@ class Delivery:
         try:
             device = messages.device_of_topic(topic)
             kind = topic.rpartition("/")[2]
+            if self._meter is not None:
+                self._meter.on_message(device, len(topic) + len(payload))
             # Charged before decoding, and for dropped messages too: a device that goes on flooding stays limited.
             self._charge(
                 device, flood_control.MESSAGE_UNITS.get(kind, 1.0) + len(payload) / flood_control.BYTES_PER_UNIT
@@ -243,10 +253,18 @@ class Delivery:
         if not accepted:
             self.dropped[device] += 1
 
-    def on_client_connected(self, device: str) -> None:
+    def on_client_connected(self, device: str, peer: Peer | None = None) -> None:
         """The broker accepted a connection of this device; too many of them count as flooding. Any thread; returns at
         once."""
         self._charge(device, flood_control.CONNECTION_UNITS)
+        if self._meter is not None and peer is not None and device not in CONTROLLERS:
+            self._meter.on_client(device, peer)
+
+    def on_unseen_flood(self, device: str, unseen_bytes: int) -> None:
+        """This device sent the broker so many bytes without a message. Any thread; returns at once."""
+        with self._buckets_changed:
+            self._unseen[device] += unseen_bytes
+        self._charge(device, flood_control.CAPACITY + 1.0)  # an empty bucket is a flood
 
     def _charge(self, device: str, units: float) -> None:
         """Charge a device for traffic, and queue a report if that makes it a flood."""
@@ -255,16 +273,21 @@ class Delivery:
                 self._floods.append(device)
                 self._buckets_changed.notify()
 
-    def _next_flood(self) -> str | None:
+    def _next_flood(self) -> tuple[str, int] | None:
         with self._buckets_changed:
             self._buckets_changed.wait_for(lambda: self._floods or self._closed)
-            return None if self._closed else self._floods.popleft()
+            if self._closed:
+                return None
+            device = self._floods.popleft()
+            return device, self._unseen.pop(device, 0)
 
     def _report_floods(self) -> None:
-        while (device := self._next_flood()) is not None:
-            log.warning("device %s floods the broker: its messages are ignored until it stops", device)
+        while (flood := self._next_flood()) is not None:
+            device, unseen_bytes = flood
+            what = f" ({unseen_bytes} bytes of subscriptions, pings or refused messages)" if unseen_bytes else ""
+            log.warning("device %s floods the broker%s: its messages are ignored until it stops", device, what)
             try:
-                self._sources.on_flood(device, self.dropped[device])
+                self._sources.on_flood(device, self.dropped[device], unseen_bytes)
             except Exception:  # the next flood must be reported, too
                 log.exception("could not stop the flood of %s", device)
 

@@ -9,6 +9,7 @@ by the devices, and by then belong to another process.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from time import monotonic
@@ -55,6 +56,10 @@ class ProcessSharding(Protocol):
         """Number of the process that publishes this chunk now."""
         ...
 
+    def count(self) -> int:
+        """Number of the processes now."""
+        ...
+
 
 class SingleProcess:
     """The only process of a controller."""
@@ -65,9 +70,13 @@ class SingleProcess:
         """This process, for every chunk."""
         return owner_by_hash(chunk, (self.own_number,))
 
+    def count(self) -> int:
+        """One."""
+        return 1
+
 
 class LeasedProcesses:
-    """Sharding over the processes that hold a lease in the database. For use by one thread."""
+    """Sharding over the processes that hold a lease in the database. Thread-safe."""
 
     def __init__(self, database: Database, own: int, *, now: Callable[[], float] = monotonic) -> None:
         self.own_number = own
@@ -75,13 +84,22 @@ class LeasedProcesses:
         self._now = now
         self._living: tuple[int, ...] = (own,)
         self._read_at = float("-inf")
+        self._lock = threading.Lock()
 
     def owner_of(self, chunk: str) -> int:
         """Number of the process that publishes this chunk now, as far as is known."""
-        if self._now() - self._read_at >= REFRESH_S:
-            self._read_at = self._now()
-            self._read()
-        return owner_by_hash(chunk, self._living)
+        return owner_by_hash(chunk, self._refreshed())
+
+    def count(self) -> int:
+        """Number of the processes now, as far as is known."""
+        return len(self._refreshed())
+
+    def _refreshed(self) -> tuple[int, ...]:
+        with self._lock:
+            if self._now() - self._read_at >= REFRESH_S:
+                self._read_at = self._now()
+                self._read()
+            return self._living
 
     def _read(self) -> None:
         try:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Row
+from edgesplit.process.memory import default_memory, machine_memory
 from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit.runtime import Timing
 from edgesplit_agent.worker.dataflow import dataflow_of
 from edgesplit_agent.worker.host import SliceRun
 from edgesplit_agent.worker.ipc import RunResult, SharedBuffer, SharedTensor
-from edgesplit_agent.worker.proc_stats import default_memory, machine_memory, read_process_stats
+from edgesplit_agent.worker.proc_stats import read_process_stats
 from edgesplit_agent.worker.process import read_outputs, record_times
 from edgesplit_agent.worker.tensor_allocator import MIN_SEGMENT_BYTES, TensorAllocator
 from edgesplit_agent.worker.tensor_refs import pack, packed_bytes, read_tensor, write_tensors

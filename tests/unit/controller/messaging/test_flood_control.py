@@ -15,7 +15,8 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit_cli.main import cli
 from edgesplit_controller.fleet.devices import QUARANTINE, quarantine_s
-from edgesplit_controller.messaging.broker import _CLIENT_LOG
+from edgesplit_controller.messaging.broker import parse_accepted_client
+from edgesplit_controller.messaging.broker_traffic import parse_peer
 from edgesplit_controller.messaging.chunk_queue import WAITING_CHUNKS_PER_DEVICE, ChunkQueue
 from edgesplit_controller.messaging.delivery import Delivery, Sources
 from edgesplit_controller.messaging.flood_control import (
@@ -126,8 +127,9 @@ class FloodedDelivery:
         )
         self.delivery.start(self)
 
-    def _flooding(self, device: str, dropped: int) -> None:
+    def _flooding(self, device: str, dropped: int, unseen_bytes: int) -> None:
         self.told.append(device)
+        self.unseen_bytes = unseen_bytes
         self.was_told.set()
 
     def publish(self, *_: object, **__: object) -> bool:
@@ -184,9 +186,20 @@ def test_reconnecting_in_a_loop_is_a_flood(flooded: FloodedDelivery) -> None:
 
 def test_the_brokers_log_line_for_a_client_is_parsed() -> None:
     """The line of mosquitto 2 that names an admitted client, and none that only looks like it."""
-    said = b"New client connected from 127.0.0.1:40952 as cam-1 (p5, c1, k30, u'cam-1').\n"
-    assert (found := _CLIENT_LOG.match(said)) is not None and found[1] == b"cam-1"
-    assert _CLIENT_LOG.match(b"Client x New client connected from 1 as cam-1 (") is None
+    for kind, address in (("client", "127.0.0.1"), ("bridge", "2001:db8::7")):  # a device may set the bridge's bit
+        line = f"New {kind} connected from {address}:40952 as cam-1 (p5, c1, k30, u'cam-1')."
+        assert parse_accepted_client(line) == ("cam-1", parse_peer(address, "40952"))
+    assert parse_accepted_client("Client x New client connected from 1.2.3.4:1 as cam-1 (") is None
+
+
+def test_bytes_that_the_controller_never_received_are_a_flood(flooded: FloodedDelivery) -> None:
+    """Reported at once, with their number; the device's messages are dropped as in any other flood."""
+    flooded.delivery.on_unseen_flood("bad", 3_000_000)
+    assert flooded.was_told.wait(PATIENCE_S)
+    assert flooded.told == ["bad"] and flooded.unseen_bytes == 3_000_000
+    flooded.send("bad", "telemetry", TELEMETRY)
+    assert flooded.delivery.dropped["bad"] == 1
+    flooded.delivery.stop()
 
 
 def test_one_unstorable_message_does_not_lose_the_batch() -> None:

@@ -45,7 +45,7 @@ def test_live_processes_are_those_with_a_valid_lease(database_url: str) -> None:
             session.add(LeaseRow(name=f"process {number}", holder=holder, token=1, expires=expires))
     assert {me.owner_of(chunk) for chunk in CHUNKS} == {1}
     now[0] += 1.1
-    assert {me.owner_of(chunk) for chunk in CHUNKS} == {1, 2}
+    assert {me.owner_of(chunk) for chunk in CHUNKS} == {1, 2} and me.count() == 2
     database.close()
 
 
@@ -64,6 +64,9 @@ class FixedProcess:
 
     def owner_of(self, chunk: str) -> int:
         return owner_by_hash(chunk, (1, 2))
+
+    def count(self) -> int:
+        return 2
 
 
 class Broker:
