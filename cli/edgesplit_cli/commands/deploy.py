@@ -146,7 +146,7 @@ def device_lines(deployment: dict[str, Any]) -> list[str]:
     """The rollouts that a deployment takes devices over from, and its devices that are offline, as lines of text."""
     others = deployment["supersedes"]
     lines = [f"  takes {other['devices']} devices over from rollout {other['rollout']}" for other in others]
-    return [*lines, *offline_lines(deployment["offline"])]
+    return [*lines, *offline_lines(deployment.get("offline", []))]
 
 
 def _row(row: dict[str, Any], *, through_gateway: bool) -> str:

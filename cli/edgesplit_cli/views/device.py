@@ -106,7 +106,10 @@ def offline_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line that names devices which are offline, and when each was last seen; no line for no device."""
     if not devices:
         return []
-    named = [f"{device['device']} (last seen {ago_text(device['last_seen'])})" for device in devices[:OFFLINE_NAMED]]
+    named = [
+        f"{device['device']} ({f'last seen {ago_text(seen)}' if (seen := device['last_seen']) else 'never seen'})"
+        for device in devices[:OFFLINE_NAMED]
+    ]
     more = f" and {len(devices) - OFFLINE_NAMED} more" if len(devices) > OFFLINE_NAMED else ""
     return [f"  offline, until {'they return' if len(devices) > 1 else 'it returns'}: {', '.join(named)}{more}"]
 

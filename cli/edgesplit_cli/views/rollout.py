@@ -149,7 +149,7 @@ def is_settled(rollout: Mapping[str, Any]) -> bool:
 def is_awaited_offline(device: Mapping[str, Any]) -> bool:
     """True for a device that the rollout waits for, and that is offline: nothing happens there until it returns."""
     is_awaited = device["state"] in ("queued", "assigned", "fetching", "trial") or device["rolls_back"]
-    return is_awaited and not device["online"]
+    return is_awaited and not device.get("online", True)
 
 
 def watch(api: ControllerClient, number: int, *, as_json: bool, until: float = float("inf")) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class RemoteInferences:
 
     def __init__(
         self, database: Database, sign: Callable[[InferenceJob], bytes], send: SendRequest, process: int, *,
-        registry: MetricRegistry, now: Callable[[], float] = time.time,
+        registry: MetricRegistry, now: Callable[[], float] = time.time, check_s: float = CHECK_S,
     ) -> None:  # fmt: skip
         """`sign` signs with the director's keys; `process` is the number of this process."""
         self._database = database
@@ -155,6 +155,7 @@ class RemoteInferences:
         self._send = send
         self._process = process
         self._registry = registry
+        self._check_s = check_s
         self._now = now
         self._lock = threading.Lock()
         self._pending: dict[str, PendingInference] = {}
@@ -203,7 +204,7 @@ class RemoteInferences:
                 pending.changed.clear()
                 if pending.outcome is None and pending.state == last:
                     with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                        await asyncio.wait_for(pending.changed.wait(), min(CHECK_S, left_s))
+                        await asyncio.wait_for(pending.changed.wait(), min(self._check_s, left_s))
                 if pending.state != last:
                     last = pending.state
                     yield last
