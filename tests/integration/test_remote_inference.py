@@ -239,7 +239,9 @@ def test_a_device_that_is_off_is_called_offline_everywhere(cloud: Cloud, agent: 
     assert f"{name} is offline since 20" in cloud.edgectl("device", "logs", name, code=2)
     told = cloud.edgectl("deploy", "digits", "--partition", "device", "--to", name)
     assert f"offline, until it returns: {name} (last seen" in told
-    told = cloud.edgectl("deploy", "digits", "--partition", "device", "--to", name, "--to", "pi4", "--wait", "5", code=8)
+    told = cloud.edgectl(
+        "deploy", "digits", "--partition", "device", "--to", name, "--to", "pi4", "--wait", "5", code=8
+    )
     assert "1 of 2 devices run it, 1 offline" in told and f"offline, until it returns: {name} (last seen" in told
     rollout: dict[str, Any] = cloud.json("rollout", "list")[-1]
     assert rollout["offline"] == 1 and f"offline, until it returns: {name}" in rollout["waits_for"]

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from edgesplit import errors
-from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage, TrustError, UsageError
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    EdgeError,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    TrustError,
+    UsageError,
+)
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.remote_inference import (
@@ -189,6 +198,7 @@ class RemoteInferenceService:
                 log.info("inference %s could not be answered: %s", received.job.id, error)
             except Exception:
                 log.exception("inference %s failed", received.job.id)
+                self._refuse(received.job, InferenceFailed("the agent failed; its log says more"))
             finally:
                 with self._changed:
                     self._jobs.pop(received.job.id, None)

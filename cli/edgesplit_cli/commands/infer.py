@@ -6,6 +6,7 @@ import http.client
 import json
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -113,18 +114,16 @@ def _find_agent(api: ControllerClient, device: str, via: str | None) -> str | No
 def _is_agent_of(device: str, url: str) -> bool:
     """Whether the agent of this device answers at `url`, on this machine: another device may have the same address on
     its own machine, and no other address is tried, because the device itself reported it."""
-    address = urlsplit(url)
-    if address.scheme != "http" or address.hostname not in LOCAL_HOSTS:
-        return False
-    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=PROBE_S)
     try:
-        connection.request("GET", "/edgesplit/status")
-        status = json.loads(connection.getresponse().read(MAX_STATUS_BYTES))
+        address = urlsplit(url)
+        if address.scheme != "http" or address.hostname not in LOCAL_HOSTS:
+            return False
+        with closing(http.client.HTTPConnection(address.hostname, address.port or 80, timeout=PROBE_S)) as connection:
+            connection.request("GET", "/edgesplit/status")
+            status = json.loads(connection.getresponse().read(MAX_STATUS_BYTES))
         return isinstance(status, dict) and status.get("device") == device
     except (OSError, http.client.HTTPException, ValueError):
         return False
-    finally:
-        connection.close()
 
 
 def _ask_controller(

@@ -203,7 +203,7 @@ class RemoteInferences:
                     )
                 pending.changed.clear()
                 if pending.outcome is None and pending.state == last:
-                    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(pending.changed.wait(), min(self._check_s, left_s))
                 if pending.state != last:
                     last = pending.state

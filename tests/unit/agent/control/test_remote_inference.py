@@ -239,6 +239,16 @@ def test_an_answer_that_is_too_large_is_refused_with_what_to_do(harness: Service
     assert isinstance(harness.ended[0], UsageError)
 
 
+def test_an_exception_in_the_engine_is_an_error_and_the_service_goes_on(harness: ServiceHarness) -> None:
+    """The caller does not wait for its deadline."""
+    harness.answer = None  # type: ignore[assignment]
+    harness.ask(job())
+    assert isinstance(refusal := harness.outcome(), JobFailed) and refusal.kind == "InferenceFailed"
+    harness.answer = b"answer"
+    harness.ask(job(2))
+    assert harness.outcome() == b"answer"
+
+
 def test_a_malformed_message_changes_nothing(harness: ServiceHarness) -> None:
     """It raises on the network's thread, which drops it; the service goes on."""
     for raw in (b"", b"\xc1", messages.encode(SignedJob(b"x")), messages.encode(InferencePiece("x", 0, b"y"))):
