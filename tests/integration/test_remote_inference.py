@@ -17,23 +17,13 @@ from edgesplit.errors import LinkError, NotFound, UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.remote_inference import (
-    AnswerHead,
-    BodyHead,
-    CancelJob,
-    InferenceJob,
-    Reply,
-    Request,
-    SignedJob,
-    pieces,
-)
+from edgesplit.mqtt.remote_inference import CancelJob
 from edgesplit.mqtt.session import Session
-from edgesplit.oip import protocol as oip
-from edgesplit.release.manifest import Signed
 from edgesplit_agent.serving.http_endpoint import read_status
 from edgesplit_controller.pki.authority import Authority
 from support.controller_process import Device, Up, enrolled
 from support.edgesplit_processes import DIGITS, PATIENCE_S, Agent, Cloud, eventually, frame_input, frames
+from support.remote_inferences import answer, listen, next_request, received, reply
 
 FRAME_FILE = DIGITS / "frames" / "000.jpg"
 
@@ -61,32 +51,10 @@ def thief(cloud: Cloud, tmp_path: Path) -> Iterator[Device]:
 
 def connected(cloud: Cloud, folder: Path, name: str) -> Iterator[Device]:
     made = enrolled(Up(cloud.data), name, folder, replace=True)
-    made.session.subscribe([messages.topic(name, "infer")], qos=1)
     eventually(f"{name} is online", lambda: cloud.api.get(f"/v1/devices/{name}")["state"] == "online")
-    made.fetch("metadata/timestamp.json", 100_000)
+    listen(made)
     yield made
     made.session.stop()
-
-
-def received(device: Device) -> InferenceJob:
-    """The next job; its body is dropped."""
-    while True:
-        message = messages.decode(device.next(messages.topic(device.name, "infer"))[0], Request)  # type: ignore[arg-type]
-        if isinstance(message, SignedJob):
-            return messages.decode(messages.decode(message.signed, Signed).payload, InferenceJob)
-
-
-def reply(device: Device, job: InferenceJob, *said: Reply, as_: str = "") -> None:
-    topic = messages.infer_reply_topic(as_ or device.name, job.process)
-    for message in said:
-        device.session.publish(topic, messages.encode(message), qos=1, wait_s=10)
-
-
-def answer(job: InferenceJob, value: float) -> list[Reply]:
-    response = oip.InferResponse("digits", {"y": np.full((1, 4), value, np.float32)})
-    buffers, length = oip.encode_response(response)
-    body = b"".join(buffers)
-    return [AnswerHead(job.id, BodyHead.of(body, length)), *pieces(job.id, body)]
 
 
 def asking(cloud: Cloud, name: str, *words: str) -> subprocess.Popen[str]:
@@ -200,10 +168,7 @@ def test_a_caller_that_leaves_cancels_the_request(cloud: Cloud, agent: Agent, de
     job = received(device)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_S)
-    while not isinstance(
-        message := messages.decode(device.next(messages.topic(device.name, "infer"))[0], Request),  # type: ignore[arg-type]
-        CancelJob,
-    ):
+    while not isinstance(message := next_request(device), CancelJob):
         pass
     assert message.id == job.id
 

@@ -32,6 +32,7 @@ from edgesplit_cli.views.timeline import waterfall
 
 MAX_PRINTED = 12
 MAX_DEADLINE_S = 3600.0
+DEFAULT_URL = "http://127.0.0.1:8600"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 PROBE_S = 2.0
 """Timeout, in seconds, of the question whether a device's agent runs on this machine."""
@@ -70,17 +71,10 @@ def infer(
         if out.suffix != ".npz":
             raise UsageError(f"--out needs a file that ends with .npz, not {out.name!r}")
         check_writable(out)
-    if device is not None:
-        api = connect(data)
-        url = _find_agent(api, device, via)
-        way = f"at {url}" if url is not None else "through the controller"
-        click.echo(f"{device}: asked {way}", err=True)
-    if device is not None and url is None:
-        answer = _ask_controller(api, device, model, source, deadline_s, quiet=as_json)
+    if device is None:
+        answer = _ask_agent(url or DEFAULT_URL, model, source, deadline_s)
     else:
-        client = Client(url or "http://127.0.0.1:8600")
-        inputs = read_inputs(source, model, lambda: client.metadata(model))
-        answer = client.infer(model, inputs, deadline_s=deadline_s)
+        answer = _ask_device(connect(data), device, via, model, source, deadline_s, quiet=as_json)
     if out is not None:
         write_npz(out, answer.outputs)
     report = msgspec.to_builtins(answer.report) if answer.report else None
@@ -96,6 +90,24 @@ def infer(
     if as_timeline:
         for line in waterfall(phase_times):
             console().print(line)
+
+
+def _ask_device(
+    api: ControllerClient, device: str, via: str | None, model: str, source: Path, deadline_s: float, *, quiet: bool
+) -> Answer:
+    """The answer of a device; standard error says which way it was asked."""
+    url = _find_agent(api, device, via)
+    click.echo(f"{device}: asked {'through the controller' if url is None else f'at {url}'}", err=True)
+    if url is None:
+        return _ask_controller(api, device, model, source, deadline_s, quiet=quiet)
+    return _ask_agent(url, model, source, deadline_s)
+
+
+def _ask_agent(url: str, model: str, source: Path, deadline_s: float) -> Answer:
+    """The answer of the agent at this address."""
+    client = Client(url)
+    inputs = read_inputs(source, model, lambda: client.metadata(model))
+    return client.infer(model, inputs, deadline_s=deadline_s)
 
 
 def _find_agent(api: ControllerClient, device: str, via: str | None) -> str | None:
