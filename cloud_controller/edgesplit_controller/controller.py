@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import msgspec
 from cryptography import x509
 from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
 
 from edgesplit.errors import TrustError
 from edgesplit.links import parse_host_and_port
@@ -33,7 +32,7 @@ from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
 from edgesplit_controller.fleet.listing import Listing, ListingQuery
 from edgesplit_controller.fleet.log_bundles import LogBundleStore
 from edgesplit_controller.fleet.overview import FleetOverview
-from edgesplit_controller.fleet.remote_inference import Inference, PendingInference, RemoteInferences
+from edgesplit_controller.fleet.remote_inference import RemoteInferences
 from edgesplit_controller.fleet.rows import (
     claim_to_dict,
     deployment_to_dict,
@@ -512,11 +511,6 @@ class Controller:
         """One log bundle, with its content once all pieces have arrived."""
         self.devices.get(name)
         return self.log_bundle_store.get(name, number)
-
-    async def begin_inference(self, name: str, request: Inference) -> PendingInference:
-        """Send an inference to a device, to be followed by `remote_inferences.follow`."""
-        device = await run_in_threadpool(self.devices.get, name)
-        return await self.remote_inferences.begin(device, request)
 
     def device(self, name: str) -> dict[str, Any]:
         """One device: desired state, reported state and the plans in use; or the open claim of that name."""

@@ -56,6 +56,8 @@ DEVICE_PART = 0.9
 """Part of the time left that the device is given, so that its own error arrives before the deadline."""
 CLOCK_TOLERANCE_S = 300.0
 """How far a device's clock may be ahead before it takes a request for expired."""
+SEND_S = 10.0
+"""Timeout, in seconds, of the broker's acknowledgement of one message."""
 CHECK_S = 1.0
 """Seconds without a message after which the device's connection is looked at."""
 UNANSWERED = {
@@ -89,6 +91,8 @@ class Inference:
     def __post_init__(self) -> None:
         if not 0 < len(self.body) <= LIMITS.remote_inference_bytes:
             raise UsageError(too_large("a request", len(self.body)) if self.body else "the request has no body")
+        if self.json_bytes is not None and self.json_bytes > len(self.body):
+            raise UsageError(f"a JSON part of {self.json_bytes} bytes in a body of {len(self.body)}")
         if not 0 < self.deadline_s <= MAX_DEADLINE_S:
             raise UsageError(f"a deadline of {self.deadline_s:g} s: more than 0, at most {MAX_DEADLINE_S:g}")
         if not 0 < len(self.model) <= 120:
@@ -245,7 +249,7 @@ class RemoteInferences:
             body=BodyHead.of(request.body, request.json_bytes),
         )  # fmt: skip
         for message in (SignedJob(self._sign(job)), *pieces(pending.id, request.body)):
-            self._send(pending.device, message, max(0.001, pending.deadline - monotonic()))
+            self._send(pending.device, message, min(SEND_S, max(0.001, pending.deadline - monotonic())))
 
     def _check_connected(self, pending: PendingInference) -> None:
         """LinkError if the agent that has the request is gone. Another session of the same agent can still answer."""

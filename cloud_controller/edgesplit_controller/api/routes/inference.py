@@ -34,16 +34,17 @@ BODY = {
 
 @operators.post("/devices/{name}/infer", response_class=StreamingResponse, openapi_extra=BODY)
 async def infer(
-    request: Request, name: str, model: str, deadline_s: Annotated[float, Query(gt=0, le=MAX_DEADLINE_S)] = 5.0
+    request: Request, name: str, model: str = "", deadline_s: Annotated[float, Query(gt=0, le=MAX_DEADLINE_S)] = 5.0
 ) -> StreamingResponse:
     """Run an inference (the request body) on a device, through the broker. Server-sent events: `progress` with a
     `state` (sent, waiting, running), then `answer` with an Open Inference Protocol response as base64 (`body`) and the
     length of its JSON part (`json_bytes`), or `error`. Leaving cancels the inference."""
     set_audit_subject(request, name, model)
-    body, json_bytes = await request.body(), oip.header_length(request.headers)
     controller = controller_of(request)
+    device = await run_in_threadpool(controller.devices.get, name)
+    body, json_bytes = await request.body(), oip.header_length(request.headers)
     asked = Inference(caller_of(request).operator, model, body, json_bytes, deadline_s)
-    pending = await controller.begin_inference(name, asked)
+    pending = await controller.remote_inferences.begin(device, asked)
     defer_outcome(request.scope)
     events = _events(request, controller.remote_inferences, pending)
     return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)

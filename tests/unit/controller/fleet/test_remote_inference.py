@@ -198,8 +198,9 @@ def test_a_request_that_is_too_large_says_what_to_do() -> None:
     for deadline_s in (0.0, -1.0, 61.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="deadline"):
             inference(deadline_s=deadline_s)
-    with pytest.raises(UsageError, match="no body"):
-        inference(body=b"")
+    for body, text in ((b"", "no body"), (b"12345678", "a JSON part of 9 bytes")):
+        with pytest.raises(UsageError, match=text):
+            inference(body=body)
 
 
 def test_an_offline_device_is_called_offline_with_the_time(tmp_path: Path) -> None:
