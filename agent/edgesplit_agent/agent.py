@@ -17,14 +17,14 @@ import msgspec
 
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace
-from edgesplit.errors import UsageError
+from edgesplit.errors import EdgeError, UsageError
 from edgesplit.http1.server import Response, Server
 from edgesplit.links import parse_host_and_port, parse_link
 from edgesplit.mqtt.messages import ReportedCondition, Telemetry
 from edgesplit.mqtt.telemetry import QueueState, ReleaseHealth
 from edgesplit.observability import log_format as logs
 from edgesplit.observability import tracing
-from edgesplit.observability.metrics import AGENT_INFO
+from edgesplit.observability.metrics import AGENT_INFO, AGENT_REMOTE_INFERENCES
 from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import metrics_response
 from edgesplit.observability.registry import gauge_series
@@ -43,6 +43,7 @@ from edgesplit_agent.control.enrolment import credentials
 from edgesplit_agent.control.gateway_server import GatewayServer, NextTier
 from edgesplit_agent.control.log_bundle import LogBundleService
 from edgesplit_agent.control.mqtt_uplink import Uplink
+from edgesplit_agent.control.remote_inference import RemoteInferenceService
 from edgesplit_agent.host.clock import current_moment
 from edgesplit_agent.host.log_buffer import install_log_buffer
 from edgesplit_agent.host.machine import machine_figures
@@ -60,7 +61,14 @@ from edgesplit_agent.self_update.trial import TRIAL_S
 from edgesplit_agent.serving.engine import Engine, predictions
 from edgesplit_agent.serving.engine import Settings as EngineSettings
 from edgesplit_agent.serving.http_endpoint import Endpoint, check_live
-from edgesplit_agent.serving.metrics import RequestMetrics, emulated_label, engine_series, power_gauges
+from edgesplit_agent.serving.metrics import (
+    RequestMetrics,
+    emulated_label,
+    engine_series,
+    outcome_label,
+    power_gauges,
+)
+from edgesplit_agent.serving.remote_requests import RemoteRequests
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
 from edgesplit_agent.telemetry.conditions import reported_conditions
@@ -164,6 +172,8 @@ class AgentSettings:
     lanes: bool = True
     """Applications may use a direct connection to a model's worker, where the agent has nothing to decide for each
     request."""
+    remote_inference: bool = True
+    """Operators may run inferences here through the controller."""
     hedge: Hedge = "auto"
     """When a request is also run on the device while the offload target works on it."""
     hedge_budget: float | None = None
@@ -247,7 +257,10 @@ class Agent:
             emulated=self._settings.emulate, local_url=self.url,
             certificate=lambda: str(certificate_in_use(self._folder).serial_number), outbox=self._outbox,
             built_for=self._update_actions.built_for, on_job=lambda job: self._log_bundles.on_job(job),
+            on_inference=lambda payload: self._remote_inferences.on_message(payload),
         )  # fmt: skip
+        self._remote_inferences = self._make_remote_inferences(self._uplink)
+        self._remote_inferences.start()
         self._log_bundles = LogBundleService(
             self._folder, self._identity.device, install_log_buffer(), self.status, self._uplink.answer
         )  # fmt: skip
@@ -277,6 +290,7 @@ class Agent:
         self._endpoint.close()
         if self._uplink is not None:
             self._log_bundles.stop()
+            self._remote_inferences.stop()
             self._uplink.stop()
         self._reconciler.stop()
         self._update_actions.on_stopped()
@@ -319,7 +333,8 @@ class Agent:
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
             "socket": self.socket_url, "session": uplink.session_number if uplink else 0,
-            "floor": self._settings.privacy_floor.to_text(), "statement_counter": desired.counter if desired else 0,
+            "floor": self._settings.privacy_floor.to_text(), "remote_inference": self._settings.remote_inference,
+            "statement_counter": desired.counter if desired else 0,
             "conditions": msgspec.to_builtins(conditions), "power": self._power.status(),
             "breaker": self._engine.breaker.state, "gateway": self._route.gateway,
             "gateway_service": self._gateway_status(),
@@ -458,6 +473,19 @@ class Agent:
         slice_s = plan.slice_s if self._settings.emulate else None
         return SupervisedHost(
             release, plan, setup, bounds, slice_s=slice_s, processor=self._processor_lock, on_lost=self._on_device_run
+        )  # fmt: skip
+
+    def _make_remote_inferences(self, uplink: Uplink) -> RemoteInferenceService:
+        """The service that runs inferences of operators elsewhere."""
+
+        def on_end(error: EdgeError | None) -> None:
+            outcome = "answered" if error is None else outcome_label(error)
+            self._metrics().registry.count(AGENT_REMOTE_INFERENCES, outcome)
+
+        return RemoteInferenceService(
+            self._update_actions.verify_inference_job,
+            RemoteRequests(self._engine, self._settings.privacy_floor).answer, uplink.reply_inference,
+            lambda: uplink.session_number, allowed=self._settings.remote_inference, on_end=on_end,
         )  # fmt: skip
 
     def _make_tuner(self, folder: DataFolder) -> Tuner | None:

@@ -147,6 +147,8 @@ def _release_options(option: AddOption) -> None:
     option("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     option("--keep-raw-input", action="store_true",
            help="inputs of applications never leave this device, whatever a plan says")
+    option("--no-remote-inference", dest="remote_inference", action="store_false",
+           help="refuse inferences that operators send through the controller: no answer leaves on such a request")
     option("--keep-first", type=_bounded(int, 0, 999_999, "number of layers"), default=0, metavar="N",
            help="the first N layers run on this device, whatever a plan says")
     option("--health-seconds", type=seconds, default=HEALTH_S, metavar="N",
@@ -351,6 +353,7 @@ def _run(options: argparse.Namespace) -> int:
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
                 store_quota_bytes=options.store_quota,
                 telemetry_quota_bytes=options.telemetry_quota, telemetry_age_s=options.telemetry_days * 86_400,
+                remote_inference=options.remote_inference,
                 hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_link_trace(options),

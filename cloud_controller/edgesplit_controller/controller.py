@@ -27,12 +27,14 @@ from edgesplit.trust.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit_controller.caller import current_operator
 from edgesplit_controller.components.overview import HealthOverview
 from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet.connection_state import offline_devices
 from edgesplit_controller.fleet.device_view import device_to_dict
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment
 from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
 from edgesplit_controller.fleet.listing import Listing, ListingQuery
 from edgesplit_controller.fleet.log_bundles import LogBundleStore
 from edgesplit_controller.fleet.overview import FleetOverview
+from edgesplit_controller.fleet.remote_inference import RemoteInferences
 from edgesplit_controller.fleet.rows import (
     claim_to_dict,
     deployment_to_dict,
@@ -152,6 +154,7 @@ class Controller:
     fleet_overview: FleetOverview
     roll_up: RollUp
     log_bundle_store: LogBundleStore
+    remote_inferences: RemoteInferences
     release_bundles: ReleaseBundler
     replanner: Replanner
     agents: AgentReleases
@@ -491,9 +494,11 @@ class Controller:
         """Set the gateway that devices offload through; `none` means the cloud."""
         if gateway != "none" and self.devices.groups is not None and self.devices.open_claim(gateway) is None:
             self.devices.get(gateway)
-        names = self.gateways.assign(self.devices.select(targets), gateway, link)
+        devices = self.devices.select(targets)
+        names = self.gateways.assign(devices, gateway, link)
         self.restate_gateways()
-        return {"devices": names, "gateway": None if gateway == "none" else gateway}
+        summary = {"devices": names, "offline": offline_devices(devices)}
+        return {**summary, "gateway": None if gateway == "none" else gateway}
 
     def gateway_certificate(self, name: str, serial: int, csr_pem: str) -> dict[str, Any]:
         """A server certificate for the gateway `name`, whose client certificate has this serial number."""
@@ -629,4 +634,4 @@ def _deployment_summary(digest: str, model: Model, devices: Sequence[Device], ma
     plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
     names = sorted(device.name for device in devices)
     summary = {"release": digest, "model": model.ref, "devices": names, "encrypted": manifest.is_encrypted}
-    return {**summary, "plans": plans, **signature_view(manifest)}
+    return {**summary, "offline": offline_devices(devices), "plans": plans, **signature_view(manifest)}

@@ -98,3 +98,14 @@ class Interrupted(EdgeError):
 
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""
+
+
+def kind_of(error: EdgeError) -> str:
+    """Name of the nearest class in this module, by which `of_kind` makes the error again elsewhere."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+
+
+def of_kind(name: str, default: type[EdgeError] = EdgeError) -> type[EdgeError]:
+    """The class of this name in this module; `default` if there is none."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, EdgeError) else default

@@ -15,6 +15,8 @@ class Limits:
     """One telemetry message: the controller stores thousands per device."""
     request_bytes: int = 8_192
     """One MQTT payload with a device's request."""
+    remote_inference_bytes: int = 2 * 2**20
+    """Body of an inference that goes through the controller, and body of its answer."""
     detail_chars: int = 4_000
     """Characters of one reason in words that a device reports."""
     models_per_device: int = 64

@@ -31,7 +31,7 @@ from edgesplit.http1.content_coding import decode_body
 from edgesplit.identifiers import ModelRef, device_name, sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.links import parse_link
-from edgesplit.mqtt import messages
+from edgesplit.mqtt import messages, remote_inference
 from edgesplit.oip import protocol as oip
 from edgesplit.oip import report
 from edgesplit.quantities import parse_daily_span, parse_duration, parse_rate, parse_size
@@ -43,6 +43,7 @@ from edgesplit.trust.store import TrustStore
 from edgesplit.trust.verification import verify_chain
 from edgesplit_agent.control.enrolment import enrolment_context
 from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher
+from edgesplit_agent.control.remote_inference import RemoteInferenceService
 from edgesplit_controller.fleet.devices import public_key_sha256
 from edgesplit_controller.messaging.broker import parse_accepted_client
 from edgesplit_controller.messaging.delivery import Delivery, Sources
@@ -180,6 +181,19 @@ TELEMETRY = messages.Telemetry(
 )
 
 
+JOB = remote_inference.InferenceJob(
+    device=DEVICE, id="0" * 16, session=1, number=1, process=1, model="m", deadline_s=1.0, expires=2**40,
+    body=remote_inference.BodyHead.of(b"question", 3),
+)  # fmt: skip
+PIECE = remote_inference.InferencePiece("0" * 16, 0, b"question")
+
+
+def remote_inferences() -> Callable[[bytes], object]:
+    """A device's service, whose thread does not run: its buffers are bounded."""
+    nothing: Any = None
+    return RemoteInferenceService(nothing, nothing, lambda *_: None, lambda: 1).on_message
+
+
 def text(parse: Callable[[str], object], *good: str) -> Parser:
     """A parser of text that comes in JSON: any text that JSON can carry."""
     return Parser(lambda raw: parse(raw.decode("utf-8", "replace")), [one.encode() for one in good])
@@ -196,6 +210,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
     (folder / "list.pem").write_bytes(authority.revocation_list([1, 2, 3]))
     trusted, store = world(folder / "world")
     statement = trusted.state(counter=5, digest="0" * 64)
+    signed_job = trusted.repository.sign_inference_job(JOB)
     ca_pem = authority.ca_pem
     claim = Claim(
         device="cam-1", device_class="pi4", token="t", controller_url="https://c", ca_pem=ca_pem, tuf_root="{}",
@@ -245,6 +260,15 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "broker's log": text(parse_accepted_client, "New client connected from 1.2.3.4:5 as cam (p5"),
         "signed": message(Signed, messages.decode(statement, Signed)),
         "statement": Parser(lambda raw: store.verify_statement(raw, DEVICE, for_install=True), [statement]),
+        "inference job": Parser(lambda raw: store.verify_inference_job(raw, DEVICE), [signed_job]),
+        "inference job, on the device": Parser(
+            remote_inferences(),
+            [messages.encode(remote_inference.SignedJob(signed_job)), messages.encode(PIECE)],
+        ),
+        "inference reply": message(
+            remote_inference.Reply, remote_inference.AnswerHead("0" * 16, JOB.body), PIECE,
+            remote_inference.JobFailed("0" * 16, "Busy", "later"),
+        ),
         "manifest": Parser(manifest.decode_manifest, [sample_release()[0]]),
         "listed manifest": Parser(
             lambda raw: trusted.store("again").manifest("0" * 64, lambda path, most: raw), [sample_release()[0]]
@@ -318,7 +342,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
 
 NAMES = [
     "birth", "reported", "telemetry", "fetch", "fetch_reply", "fetch_reply, on the device", "chunk, on the device",
-    "anything, on the controller", "topic", "broker's log", "signed", "statement", "manifest", "listed manifest",
+    "anything, on the controller", "topic", "broker's log", "signed", "statement", "inference job",
+    "inference job, on the device", "inference reply", "manifest", "listed manifest",
     "bootstrap root", "proof", "tuf root", "tuf timestamp", "tuf snapshot", "tuf targets", "claim",
     "enrolment request", "enrolment answer", "renewal", "certificate request", "certificate request's key",
     "certificate", "authority in a claim", "revocation list", "inference request, JSON", "inference request, binary",

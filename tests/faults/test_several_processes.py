@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.pki.authority import Authority
@@ -25,6 +26,7 @@ from edgesplit_controller.storage.tables.leases import LeaseRow
 from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
 from support.mosquitto import ExternalMosquitto
 from support.postgres import Postgres
+from support.remote_inferences import answer, listen, received, reply
 
 PROCESSES = 2
 KILLS = int(os.environ.get("EDGESPLIT_PROCESS_KILLS", "1"))
@@ -110,6 +112,31 @@ def test_each_telemetry_message_is_stored_by_exactly_one_process(harness: Contro
     eventually("all telemetry", lambda: len(harness.up.ok("GET", path)) >= 60)
     assert sorted(one["sequence"] for one in harness.up.ok("GET", path)) == list(range(60))
     assert harness.up.ok("GET", "/v1/devices/counted")["state"] in ("online", "stale")
+    device.session.stop()
+
+
+def test_each_inference_is_answered_to_the_process_that_asked(harness: ControllerHarness, tmp_path: Path) -> None:
+    """Whichever process accepts the call: the device answers that one, and the caller gets its own answer."""
+    device = enrolled(harness.up, "asked", tmp_path)
+    eventually("it is online", lambda: harness.up.ok("GET", "/v1/devices/asked")["state"] == "online")
+    listen(device)
+    api, processes = ControllerClient.connect(harness.up.data), set[int]()
+
+    def answer_one(value: float) -> None:
+        job = received(device)
+        processes.add(job.process)
+        reply(device, job, *answer(job, value))
+
+    def ask() -> bool:
+        value = float(len(processes))
+        answering = threading.Thread(target=answer_one, args=(value,))
+        answering.start()
+        response = api.infer("asked", "digits", {"x": b"question"}, deadline_s=20)
+        answering.join(PATIENCE_S)
+        assert response.outputs["y"].tolist() == [[value] * 4]
+        return len(processes) == PROCESSES
+
+    eventually("each process was asked", ask)
     device.session.stop()
 
 

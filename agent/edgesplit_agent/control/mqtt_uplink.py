@@ -22,7 +22,7 @@ import edgesplit
 from edgesplit.concurrency import THREAD_CONCURRENCY, Concurrency, TaskHandle
 from edgesplit.errors import LinkError
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt import messages
+from edgesplit.mqtt import messages, remote_inference
 from edgesplit.mqtt.messages import Ack, Birth, Death, DeviceJob, ModelState, Reported
 from edgesplit.mqtt.session import OnMessage, Session, Will
 from edgesplit.terminal_text import shorten
@@ -136,12 +136,15 @@ class Uplink:
         concurrency: Concurrency = THREAD_CONCURRENCY,
         outbox: Outbox | None = None,
         on_job: Callable[[DeviceJob], None] = lambda job: None,
+        on_inference: Callable[[bytes], None] = lambda payload: None,
     ) -> None:
         """`certificate` returns the serial number of the certificate that a new connection presents; `connect` and
         `concurrency` are replaced by a simulation. `outbox` stores telemetry while the link is lost; without one it is
-        dropped. `on_job` is called on the network's thread."""
+        dropped. `on_job`, and `on_inference` with each message about remote inferences, are called on the network's
+        thread."""
         self._outbox = outbox
         self._on_job = on_job
+        self._on_inference = on_inference
         self._report_count = 0
         self._certificate = certificate
         self._simulated = simulated
@@ -175,7 +178,7 @@ class Uplink:
         self._on_statement, self._on_connection = on_statement, on_connection
         device = self._identity.device
         self._session.subscribe([messages.topic(device, kind) for kind in ("fetch_reply", "ack")], qos=0)
-        self._session.subscribe([messages.topic(device, kind) for kind in ("desired", "job")], qos=1)
+        self._session.subscribe([messages.topic(device, kind) for kind in ("desired", "job", "infer")], qos=1)
         self._session.start()
         self._telemetry_thread = self._concurrency.start(self._telemetry_loop, "telemetry")
 
@@ -230,6 +233,12 @@ class Uplink:
         for piece in pieces:
             self._session.publish(topic, messages.encode(piece), qos=1, wait_s=wait_s)
 
+    def reply_inference(self, process: int, message: remote_inference.Reply, wait_s: float | None) -> None:
+        """Publish a message about a remote inference to a controller process. With `wait_s`, LinkError where the broker
+        does not acknowledge it in that time."""
+        topic = messages.infer_reply_topic(self._identity.device, process)
+        self._session.publish(topic, messages.encode(message), qos=1, wait_s=wait_s)
+
     def _publish(self, kind: messages.TopicKind, message: messages.Message, wait_s: float | None) -> None:
         topic = messages.topic(self._identity.device, kind)
         self._session.publish(topic, messages.encode(message), qos=1, retain=True, wait_s=wait_s)
@@ -272,6 +281,8 @@ class Uplink:
             self._on_ack(messages.decode(payload, Ack))
         elif topic == messages.topic(self._identity.device, "job"):
             self._on_job(messages.decode(payload, DeviceJob))
+        elif topic == messages.topic(self._identity.device, "infer"):
+            self._on_inference(payload)
 
     def _on_ack(self, kept: Ack) -> None:
         if kept.telemetry_interval_s is not None:

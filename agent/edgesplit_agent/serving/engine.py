@@ -250,16 +250,17 @@ class Engine:
         request_id: str = "",
         options: InferOptions = NONE,
         defer_accounting: bool = False,
+        background: bool = False,
     ) -> Answer:
         """One answer. Raises UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed or LinkError in
         time.
 
-        `defer_accounting`: the caller calls `accounting.deliver` once the answer is on its way; else, and with an
-        error, it happens before returning.
+        `background`: all other requests have precedence for the device's processor. `defer_accounting`: the caller
+        calls `accounting.deliver` once the answer is on its way; else, and with an error, it happens before returning.
         """
         has_answer = False
         try:
-            answer = self._infer(model, inputs, deadline_s, request_id, options)
+            answer = self._infer(model, inputs, deadline_s, request_id, options, background)
             has_answer = True
             return answer
         finally:
@@ -267,8 +268,9 @@ class Engine:
                 self.accounting.deliver()
 
     def _infer(
-        self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, options: InferOptions
-    ) -> Answer:
+        self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, options: InferOptions,
+        background: bool,
+    ) -> Answer:  # fmt: skip
         began = perf_counter()
         release, target = self._leased(model)
         try:
@@ -277,7 +279,7 @@ class Engine:
                 raise UsageError(f"deadline of {deadline_s} s: more than 0, at most {LONGEST_DEADLINE_S:g}")
             request = Request(
                 request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, target,
-                options=options, began=began,
+                options=options, began=began, is_background=background,
             )  # fmt: skip
             if not request_id:  # cannot be retried, so it is not cached
                 return self._with_stale_fallback(request)

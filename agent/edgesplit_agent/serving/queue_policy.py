@@ -26,6 +26,8 @@ class QueueEntry:
     has_begun: bool = False
     """The request has started, or needs no processor: from then on it is finished, not dropped."""
     is_dropped: bool = False
+    is_background: bool = False
+    """The request has the processor only while no other waits for it."""
 
     def is_same_stream(self, other: QueueEntry) -> bool:
         """Whether both are frames of one stream; only those may replace each other."""
@@ -70,7 +72,11 @@ class FairShares:
 
     def next(self, waiting: Iterable[QueueEntry]) -> QueueEntry | None:
         """The entry that is next, or None if none waits."""
-        return min(waiting, key=lambda entry: (self._start(entry.model), entry.deadline, entry.number), default=None)
+        return min(
+            waiting,
+            key=lambda entry: (entry.is_background, self._start(entry.model), entry.deadline, entry.number),
+            default=None,
+        )
 
     def begin(self, model: str) -> None:
         """`model` has the processor from now on."""

@@ -48,9 +48,11 @@ class Request:
     """Whether the device's part succeeded, so that `timing` may be learnt from."""
     is_recorded: bool = False
     """Whether its record was made: runs that end later have to be recorded apart."""
+    is_background: bool = False
+    """Whether requests of applications have precedence over it."""
 
     def __post_init__(self) -> None:
-        self.queue_entry = QueueEntry(self.model, self.options, self.deadline)
+        self.queue_entry = QueueEntry(self.model, self.options, self.deadline, is_background=self.is_background)
 
     def take_device_runs(self) -> tuple[Exception | None, ...]:
         """The results of runs not recorded yet; each is returned once, to whichever thread asks first."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgesplit.errors import LinkError
 from edgesplit.mqtt.messages import ModelState
+from edgesplit.mqtt.remote_inference import InferenceJob
 from edgesplit.release.agent_release import AGENT_MODEL, is_agent_release
 from edgesplit.release.manifest import Gateway, Statement
 from edgesplit.release.privacy_floor import PrivacyFloor
@@ -105,6 +106,10 @@ class DeviceUpdateActions:
         """Refresh the metadata and verify the statement. An accepted statement is stored for the next start and
         returned; TrustError where it must not be trusted."""
         return self._assignment.accept(raw, self._connected_uplink.metadata.fetch)
+
+    def verify_inference_job(self, raw: bytes) -> InferenceJob:
+        """Verify a remote inference, refreshing the metadata where necessary; TrustError where it must not be run."""
+        return self._manifests.verify_inference_job(raw, self._connected_uplink.metadata.fetch)
 
     def apply_bundle_at(
         self, path: str, on_statement: Callable[[Statement], None], superseded: Callable[[], bool]

@@ -6,9 +6,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
+from edgesplit.mqtt.remote_inference import InferenceJob
 from edgesplit.release.manifest import Manifest, Statement
 from edgesplit.release_store import StoredRelease, open_release
 from edgesplit.trust.store import Fetch, TrustStore
@@ -42,6 +44,14 @@ class TrustedManifests:
         """Refresh the metadata and verify the statement; TrustError where it must not be trusted."""
         self._trust.refresh(fetch)
         return self._trust.verify_statement(raw, self._device, for_install=True)
+
+    def verify_inference_job(self, raw: bytes, fetch: Fetch) -> InferenceJob:
+        """Verify a remote inference; the metadata is refreshed where it is too old to, or names another director key.
+        TrustError where it must not be run."""
+        with suppress(LinkError, TrustError):
+            return self._trust.verify_inference_job(raw, self._device)
+        self._trust.refresh(fetch)
+        return self._trust.verify_inference_job(raw, self._device)
 
     def verify_stored_statement(self, raw: bytes) -> Statement | None:
         """The statement accepted in an earlier run, if its signatures still verify; what runs does not depend on it."""

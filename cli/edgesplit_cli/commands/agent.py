@@ -12,7 +12,7 @@ from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.quantities import format_size
 from edgesplit.release.agent_release import WHEELS_FILE
-from edgesplit_cli.commands.deploy import sign_release, superseded_lines, wait_for_rollout
+from edgesplit_cli.commands.deploy import device_lines, sign_release, wait_for_rollout
 from edgesplit_cli.options.kit import kit_options
 from edgesplit_cli.options.rollout import (
     now_option,
@@ -105,7 +105,7 @@ def deploy(
         deployment = api.post("/v1/agents/deployments/signed", {**body, **sign_release(deployment, sign_with, yes)})
     if not as_json:
         click.echo(f"agent {version}, release {deployment['release'][:16]}…, to {', '.join(deployment['devices'])}")
-        for line in superseded_lines(deployment):
+        for line in device_lines(deployment):
             click.echo(line)
     if wait_s:
         wait_for_rollout(api, deployment["rollout"], wait_s)

@@ -28,8 +28,9 @@ from edgesplit_cli.options.rollout import (
 )
 from edgesplit_cli.output import console, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
+from edgesplit_cli.views.device import offline_lines
 from edgesplit_cli.views.plan import loss_text
-from edgesplit_cli.views.rollout import exit_code, is_settled, poll
+from edgesplit_cli.views.rollout import exit_code, is_awaited_offline, is_settled, poll
 
 POLL_S = 0.3
 MAX_NAMED = 10
@@ -137,14 +138,15 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
         for row in plan["rows"]:
             if loss := loss_text(row):
                 console().print(f"    {row['name']}: {loss}")
-    for line in superseded_lines(deployment):
+    for line in device_lines(deployment):
         console().print(line)
 
 
-def superseded_lines(deployment: dict[str, Any]) -> list[str]:
-    """The rollouts that a deployment takes devices over from, as lines of text."""
+def device_lines(deployment: dict[str, Any]) -> list[str]:
+    """The rollouts that a deployment takes devices over from, and its devices that are offline, as lines of text."""
     others = deployment["supersedes"]
-    return [f"  takes {other['devices']} devices over from rollout {other['rollout']}" for other in others]
+    lines = [f"  takes {other['devices']} devices over from rollout {other['rollout']}" for other in others]
+    return [*lines, *offline_lines(deployment.get("offline", []))]
 
 
 def _row(row: dict[str, Any], *, through_gateway: bool) -> str:
@@ -192,21 +194,23 @@ def _signature(deployment: dict[str, Any]) -> str:
     return f"signed by the planner: another cut of release {deployment['recut_of'][:16]}…"
 
 
-def wait_for_rollout(
-    api: ControllerClient, number: int, seconds: float, *, failure: str = "not every device runs it"
-) -> None:
+def wait_for_rollout(api: ControllerClient, number: int, seconds: float, *, done: str = "run it") -> None:
     """Wait until the rollout has ended and has succeeded on every device. DeadlineExceeded names those on which it has
-    not and why; a rollout that ended otherwise exits with its exit code. `failure`: what is said then."""
+    not and why, those that are offline apart; a rollout that ended otherwise exits with its exit code. `done`: what
+    the other devices do then."""
     *_, rollout = poll(api, number, time.monotonic() + seconds, POLL_S)
-    behind = [device for device in all_devices(api, number) if device["state"] != "succeeded"]
+    devices = all_devices(api, number)
+    behind = [device for device in devices if device["state"] != "succeeded"]
     if is_settled(rollout) and (rollout["state"] == "finished" or rollout["following"]) and not behind:
         return
-    states = "; ".join(
-        f"{device['device']}: {device['state']} {device['cause']}".strip() for device in behind[:MAX_NAMED]
-    )
-    more = f"; and {len(behind) - MAX_NAMED} more" if len(behind) > MAX_NAMED else ""
+    offline = [device for device in behind if is_awaited_offline(device)]
+    online = [device for device in behind if not is_awaited_offline(device)]
+    parts = [f"{device['device']}: {device['state']} {device['cause']}".strip() for device in online[:MAX_NAMED]]
+    parts += [f"and {len(online) - MAX_NAMED} more"] if len(online) > MAX_NAMED else []
+    parts += [line.strip() for line in offline_lines(offline)]
     reason = f" ({rollout['reason']})" if rollout["reason"] else ""
-    text = f"{failure}: rollout {number} is {rollout['state']}{reason}. {printable(states)}{more}"
+    counts = f"{len(devices) - len(behind)} of {len(devices)} devices {done}, {len(offline)} offline"
+    text = f"{counts}: rollout {number} is {rollout['state']}{reason}. {printable('; '.join(parts))}"
     if code := exit_code(rollout):
         click.echo(f"edgectl: {text}", err=True)
         click.get_current_context().exit(code)

@@ -27,6 +27,7 @@ from edgesplit_cli.views.device import (
     health_line,
     log_lines,
     model_lines,
+    offline_lines,
     power_line,
     sequence_line,
     state_text,
@@ -268,3 +269,5 @@ def gateway(data: Path, targets: tuple[str, ...], gateway: str, link: str) -> No
     answer = connect(data).post("/v1/devices/gateway", body)
     route = f"through {answer['gateway']}" if answer["gateway"] else "to the cloud"
     click.echo(f"{', '.join(answer['devices'])}: offloads {route} from now on; `edgectl deploy` plans for it")
+    for line in offline_lines(answer.get("offline", [])):
+        click.echo(line)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import click
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from rich.text import Text
 
 from edgesplit.client.client import Client
+from edgesplit.client.request import Answer
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
-from edgesplit.oip.report import phases
+from edgesplit.oip.report import from_parameters, phases
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import read_npz
 from edgesplit_cli.options.types import FILE, NEW_FILE, Number
@@ -25,12 +32,21 @@ from edgesplit_cli.views.timeline import waterfall
 
 MAX_PRINTED = 12
 MAX_DEADLINE_S = 3600.0
+DEFAULT_URL = "http://127.0.0.1:8600"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+PROBE_S = 2.0
+"""Timeout, in seconds, of the question whether a device's agent runs on this machine."""
+MAX_STATUS_BYTES = 16 * 2**20
 
 
 @click.command()
 @click.argument("model")
 @click.argument("source", metavar="INPUT", type=FILE)
-@click.option("--device", help="A device of this controller whose agent runs on this machine.")
+@click.option("--device", help="A device of this controller, here or elsewhere.")
+@click.option(
+    "--via", type=click.Choice(("direct", "controller")),
+    help="With --device: the way to it. [default: direct where its agent runs on this machine, else controller]",
+)  # fmt: skip
 @click.option("--url", help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]")
 @click.option(
     "--deadline", "deadline_s", type=Number(0, MAX_DEADLINE_S, min_open=True), default=5.0, show_default=True,
@@ -41,20 +57,24 @@ MAX_DEADLINE_S = 3600.0
 @json_option
 @click.pass_obj
 def infer(
-    data: Path, model: str, source: Path, device: str | None, url: str | None, deadline_s: float, out: Path | None,
-    as_timeline: bool, as_json: bool,
+    data: Path, model: str, source: Path, device: str | None, via: str | None, url: str | None, deadline_s: float,
+    out: Path | None, as_timeline: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input."""
-    if device is not None:
-        url = str(connect(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
-        if url is None:
-            raise UsageError(f"{device} has not reported its agent's address; is it online?")
+    """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input.
+
+    With --device, a device elsewhere is asked through the controller and the broker, with at most 2 MiB of input and of
+    output, when its applications leave it time.
+    """
+    if via is not None and device is None:
+        raise UsageError("--via needs --device")
     if out is not None:
         if out.suffix != ".npz":
             raise UsageError(f"--out needs a file that ends with .npz, not {out.name!r}")
         check_writable(out)
-    client = Client(url or "http://127.0.0.1:8600")
-    answer = client.infer(model, read_inputs(client, model, source), deadline_s=deadline_s)
+    if device is None:
+        answer = _ask_agent(url or DEFAULT_URL, model, source, deadline_s)
+    else:
+        answer = _ask_device(connect(data), device, via, model, source, deadline_s, quiet=as_json)
     if out is not None:
         write_npz(out, answer.outputs)
     report = msgspec.to_builtins(answer.report) if answer.report else None
@@ -72,12 +92,72 @@ def infer(
             console().print(line)
 
 
-def read_inputs(client: Client, model: str, source: Path) -> dict[str, Any]:
-    """The content of the file, by the name of the model's input."""
+def _ask_device(
+    api: ControllerClient, device: str, via: str | None, model: str, source: Path, deadline_s: float, *, quiet: bool
+) -> Answer:
+    """The answer of a device; standard error says which way it was asked."""
+    url = _find_agent(api, device, via)
+    click.echo(f"{device}: asked {'through the controller' if url is None else f'at {url}'}", err=True)
+    if url is None:
+        return _ask_controller(api, device, model, source, deadline_s, quiet=quiet)
+    return _ask_agent(url, model, source, deadline_s)
+
+
+def _ask_agent(url: str, model: str, source: Path, deadline_s: float) -> Answer:
+    """The answer of the agent at this address."""
+    client = Client(url)
+    inputs = read_inputs(source, model, lambda: client.metadata(model))
+    return client.infer(model, inputs, deadline_s=deadline_s)
+
+
+def _find_agent(api: ControllerClient, device: str, via: str | None) -> str | None:
+    """Address of the device's agent if it runs on this machine; None: ask through the controller. UsageError where the
+    operator wants it otherwise."""
+    if via == "controller":
+        return None
+    url = str(api.get(f"/v1/devices/{quote(device, safe='')}").get("local_url") or "")
+    if _is_agent_of(device, url):
+        return url
+    if via == "direct":
+        raise UsageError(f"the agent of {device} does not run on this machine: leave out --via direct")
+    return None
+
+
+def _is_agent_of(device: str, url: str) -> bool:
+    """Whether the agent of this device answers at `url`, on this machine: another device may have the same address on
+    its own machine, and no other address is tried, because the device itself reported it."""
+    try:
+        address = urlsplit(url)
+        if address.scheme != "http" or address.hostname not in LOCAL_HOSTS:
+            return False
+        with closing(http.client.HTTPConnection(address.hostname, address.port or 80, timeout=PROBE_S)) as connection:
+            connection.request("GET", "/edgesplit/status")
+            status = json.loads(connection.getresponse().read(MAX_STATUS_BYTES))
+        return isinstance(status, dict) and status.get("device") == device
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+
+
+def _ask_controller(
+    api: ControllerClient, device: str, model: str, source: Path, deadline_s: float, *, quiet: bool
+) -> Answer:
+    """The device's answer, through controller and broker; a terminal shows how far it is."""
+    inputs = read_inputs(source, model, lambda: api.get(f"/v1/models/{quote(model, safe='')}"))
+    with console(quiet=quiet).status(Text(f"{device}: sending")) as status:
+        response = api.infer(
+            device, model, inputs, deadline_s=deadline_s,
+            on_progress=lambda state: status.update(Text(f"{device}: {state}")),
+        )  # fmt: skip
+    return Answer(response.outputs, from_parameters(dict(response.parameters)), response.id)
+
+
+def read_inputs(source: Path, model: str, metadata: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of the file, by the name of the model's input. `metadata` returns the model's `inputs`, where they
+    are needed."""
     if source.suffix == ".npz":
         return dict(read_npz(source))
     if source.suffix == ".npy":
-        names = [input_["name"] for input_ in client.metadata(model)["inputs"]]
+        names = [input_["name"] for input_ in metadata()["inputs"]]
         if len(names) != 1:
             raise UsageError(f"{model} has the inputs {names}: give an .npz with one array for each")
         return {names[0]: read_npy(source)}

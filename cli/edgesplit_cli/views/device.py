@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -17,6 +18,8 @@ MODELS_IN_TABLE = 16
 """Models of one device in the table of all; the page of the device has the others."""
 VERSION_CHARS, MODEL_CHARS, ROW_CHARS = 24, 64, 32
 """Characters of an agent's version, a model with its state, and a row's name in the table of all."""
+OFFLINE_NAMED = 10
+"""Offline devices that are named in one line."""
 MODELS_ON_PAGE = 200
 """Models on the page of one device."""
 COLUMNS = ("requests", "p50 ms", "p95 ms", "device ms", "link ms", "remote ms", "fallbacks", "joules")
@@ -97,6 +100,18 @@ def log_lines(content: dict[str, Any]) -> list[str]:
         except (ValueError, KeyError, TypeError, AttributeError):
             lines.append(str(printable(str(line))))
     return lines
+
+
+def offline_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line that names devices which are offline, and when each was last seen; no line for no device."""
+    if not devices:
+        return []
+    named = [
+        f"{device['device']} ({f'last seen {ago_text(seen)}' if (seen := device['last_seen']) else 'never seen'})"
+        for device in devices[:OFFLINE_NAMED]
+    ]
+    more = f" and {len(devices) - OFFLINE_NAMED} more" if len(devices) > OFFLINE_NAMED else ""
+    return [f"  offline, until {'they return' if len(devices) > 1 else 'it returns'}: {', '.join(named)}{more}"]
 
 
 def condition_line(condition: dict[str, Any]) -> Text:

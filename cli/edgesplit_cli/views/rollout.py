@@ -150,6 +150,12 @@ def is_settled(rollout: Mapping[str, Any]) -> bool:
     return bool(rollout["following"]) and everything_began and not any(stage["open"] for stage in rollout["stages"])
 
 
+def is_awaited_offline(device: Mapping[str, Any]) -> bool:
+    """True for a device that the rollout waits for, and that is offline: nothing happens there until it returns."""
+    is_awaited = device["state"] in ("queued", "assigned", "fetching", "trial") or device["rolls_back"]
+    return is_awaited and not device.get("online", True)
+
+
 def watch(api: ControllerClient, number: int, *, as_json: bool, until: float = float("inf")) -> dict[str, Any]:
     """Show the rollout live until it ends; returns its last state. With `as_json`, one line for each change."""
     last: dict[str, Any] = {}

@@ -34,6 +34,7 @@ from edgesplit_controller.api.routes import (
     devices,
     enrolment,
     fleet,
+    inference,
     keys,
     live,
     models,
@@ -70,7 +71,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     deployments.viewers, deployments.operators, deployments.certified,
     rollouts.viewers, rollouts.operators, retention.operators, retention.certified, keys.viewers, keys.admins,
     devices.viewers, devices.operators, devices.certified, bundles.certified,
-    telemetry.viewers, fleet.viewers, fleet.operators, views.viewers, live.viewers, dashboard.everybody,
+    telemetry.viewers, fleet.viewers, fleet.operators, inference.operators, views.viewers, live.viewers,
+    dashboard.everybody,
     replans.viewers, replans.operators, replans.operators_of_all,
 )  # fmt: skip
 
@@ -102,6 +104,8 @@ def create_app(
     metadata_bytes = 2 * LIMITS.metadata_bytes  # escaped as a JSON string, metadata is up to twice as long
     bounds = {
         "/v1/models": model_bytes, "/v1/agents": model_bytes, "/samples": SAMPLES_BYTES,
+        # Beyond the size that a device accepts, so that the error can say what to do instead.
+        "/infer": 2 * LIMITS.remote_inference_bytes,
         "/deployments/signed": metadata_bytes, "/keys/renew/signed": metadata_bytes,
     }  # fmt: skip
     # Starlette runs the middleware that is added last first: the security headers are outermost, the body limits

@@ -8,6 +8,7 @@ The first entry is on disk before the change begins, the second before the respo
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -64,7 +65,9 @@ class AuditMiddleware:
         scope["state"]["let_in"] = True
 
     async def _on_response(self, scope: Scope, status: int) -> None:
-        """Write the entry with the outcome."""
+        """Write the entry with the outcome, unless the route does so."""
+        if status < 400 and scope.get("state", {}).get("outcome_deferred"):
+            return
         listed = _is_listed(scope, status)
         if not listed and status not in REFUSED_CALLER:
             return
@@ -72,10 +75,20 @@ class AuditMiddleware:
         if suppressed is None:
             return
         detail = {"status": status, **({"left_out": suppressed} if suppressed else {})}
-        try:
-            await run_in_threadpool(_authenticator(scope).audit.write, _entry(scope, _outcome(status), detail))
-        except Exception:
-            log.exception("could not write to the audit log how %s %s ended", scope["method"], scope["path"])
+        await run_in_threadpool(write_outcome, scope, _outcome(status), detail)
+
+
+def defer_outcome(scope: Scope) -> None:
+    """The outcome of this call will be known after its response has begun: the route writes it by `write_outcome`."""
+    scope["state"]["outcome_deferred"] = True
+
+
+def write_outcome(scope: Scope, outcome: str, detail: Mapping[str, str | int]) -> None:
+    """Write the entry with the outcome of a call, after `defer_outcome`. Blocks until it is on disk."""
+    try:
+        _authenticator(scope).audit.write(_entry(scope, outcome, detail))
+    except Exception:
+        log.exception("could not write to the audit log how %s %s ended", scope["method"], scope["path"])
 
 
 def _is_listed(scope: Scope, status: int) -> bool:
@@ -92,7 +105,7 @@ def _authenticator(scope: Scope) -> Authenticator:
     return gate
 
 
-def _entry(scope: Scope, outcome: str, detail: dict[str, int] | None = None) -> AuditEntry:
+def _entry(scope: Scope, outcome: str, detail: Mapping[str, str | int] | None = None) -> AuditEntry:
     state = scope.get("state", {})
     caller: Caller | None = state.get("caller")
     peer: Peer | None = scope.get(SCOPE)

@@ -33,11 +33,6 @@ def status_of(error: EdgeError) -> int:
     return next((status for kind, status in STATUS_BY_CLASS if isinstance(error, kind)), 500)
 
 
-def kind_of(error: EdgeError) -> str:
-    """Name of the nearest base class in `edgesplit.errors`, which a client can raise again."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-
-
 Handler = Callable[[Request, Exception], Awaitable[JSONResponse]]
 
 
@@ -49,7 +44,7 @@ async def on_edge_error(_request: Request, error: Exception) -> JSONResponse:
         log.error("%s: %s", type(error).__name__, error)
     wait_s = error.wait_s if isinstance(error, RateLimited) else DEFAULT_RETRY_AFTER_S
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(ceil(wait_s))}}.get(status)
-    return JSONResponse({"error": str(error), "kind": kind_of(error)}, status, headers)
+    return JSONResponse({"error": str(error), "kind": errors.kind_of(error)}, status, headers)
 
 
 async def on_invalid_request(_request: Request, error: Exception) -> JSONResponse:

@@ -116,6 +116,14 @@ class PlanShape(ResponseModel):
     """A plan with its candidates, sensitivity ranges and optimality certificate."""
 
 
+class OfflineDevice(ResponseModel):
+    """A device that is offline now, and when it was last seen (null: never). It gets what is assigned to it when it
+    returns."""
+
+    device: str
+    last_seen: float | None
+
+
 class Deployed(ResponseModel):
     """What was planned, and for which devices. With `deployment` its rollout has begun; without it, the release awaits
     a signature."""
@@ -123,6 +131,7 @@ class Deployed(ResponseModel):
     release: str
     model: str
     devices: list[str]
+    offline: list[OfflineDevice]
     encrypted: bool
     plans: list[dict[str, Any]]
     signed_by: str
@@ -310,6 +319,7 @@ class Led(ResponseModel):
     """Devices, and the gateway that they offload through from now on."""
 
     devices: list[str]
+    offline: list[OfflineDevice]
     gateway: str | None
 
 
@@ -548,11 +558,13 @@ class CauseShape(ResponseModel):
 
 class RolloutShape(ResponseModel):
     """A rollout: its state and the reason for it, what it waits for, its stages, and failures by cause. `withdraws`: it
-    removes the model from its devices, and `release` is `nothing`."""
+    removes the model from its devices, and `release` is `nothing`. `offline`: number of devices that it waits for and
+    that are offline."""
 
     id: int
     state: str
     reason: str
+    offline: int
     waits_for: str
     model: str
     release: str
@@ -594,6 +606,8 @@ class RolloutDeviceShape(ResponseModel):
     ran_at: float | None
     rolls_back: bool
     counts: bool
+    online: bool
+    last_seen: float | None
 
 
 def json_response(shape: Any) -> dict[int | str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.fleet.listing import Listing
 from edgesplit_controller.fleet.log_bundles import LogBundleStore
 from edgesplit_controller.fleet.overview import FleetOverview
+from edgesplit_controller.fleet.remote_inference import RemoteInferences
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.messaging.broker_traffic import TrafficMeter
 from edgesplit_controller.messaging.delivery import Delivery, Sources
@@ -102,6 +103,11 @@ class Assembly:
             announce=lambda devices: self.delivery.publish_statements(self._director.with_gateways(devices)),
             fits=self._releasing.has_plan_for, evidences=evidence_of_members,
         )  # fmt: skip
+        self._remote_inferences = RemoteInferences(
+            database, foundations.repository.sign_inference_job,
+            lambda device, message, wait_s: self.delivery.send_inference(device, message, wait_s),
+            foundations.sharding.own_number, registry=foundations.metric_registry,
+        )  # fmt: skip
         self.meter = TrafficMeter() if foundations.settings.runs_broker else None
         self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding, meter=self.meter)
         self.controller = self._controller()
@@ -119,7 +125,7 @@ class Assembly:
             metadata=self._foundations.repository.read, chunk=self._foundations.blobs.get,
             release_chunks=self._releasing.chunks_of, ingest=events.on_messages, statements=self._director.statements,
             on_flood=events.on_flood, confirm=StatementPublisher(self._foundations.database).confirm,
-            is_leader=self._foundations.lease.held,
+            is_leader=self._foundations.lease.held, on_inference_reply=self._remote_inferences.on_reply,
         )  # fmt: skip
 
     def _controller(self) -> Controller:
@@ -145,6 +151,7 @@ class Assembly:
             fleet_overview=FleetOverview(database, stale_after_s=settings.effective_stale_after_s, now=time.time),
             roll_up=rolling,
             log_bundle_store=LogBundleStore(database, self.delivery.send_job, now=time.time),
+            remote_inferences=self._remote_inferences,
             release_bundles=ReleaseBundler(on.repository, self._director, self._releasing, on.blobs, time.time),
             agents=AgentReleases(database, on.blobs, self._releasing, now=time.time),
             removal=Removal(database, self._releasing, now=time.time),

@@ -350,7 +350,8 @@ def _start_mqtt(process: _Process) -> Session:
     # The name of the shared subscription is a secret: a client that knew it could join, and receive messages in place
     # of a controller process.
     group = process.foundations.derived_secrets.derive("shared subscriptions")
-    session.subscribe([*(f"$share/{group}/{topic}" for topic in SHARED), delivery.forwarded_topic], qos=1)
+    own_topics = [delivery.forwarded_topic, delivery.reply_topic]
+    session.subscribe([*(f"$share/{group}/{topic}" for topic in SHARED), *own_topics], qos=1)
     delivery.start(session)
     process.stack.callback(delivery.stop)
     session.start()

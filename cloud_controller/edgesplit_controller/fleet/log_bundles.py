@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from edgesplit.errors import MalformedMessage, NotFound
 from edgesplit.mqtt.messages import DeviceJob, JobRefused, LogPiece
 from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.fleet.connection_state import offline_text
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.storage.tables.device_state import LogBundleRow, LogPieceRow
@@ -56,7 +57,7 @@ class LogBundleStore:
             if device is None:
                 raise not_found("device", name, session.scalars(select(Device.name)))
             if device.revoked or not device.alive:
-                raise Conflict(f"{name} is not online: request its logs when it is")
+                raise Conflict(f"{offline_text(session, device, now)}: request its logs when it is online")
             open_requests = select(LogBundleRow).where(
                 LogBundleRow.device == name,
                 LogBundleRow.state.in_(("requested", "receiving")),

@@ -30,7 +30,7 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.backoff import Backoff
 from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt.messages import ROOT
+from edgesplit.mqtt.messages import INFER_REPLY, ROOT
 from edgesplit.mqtt.session import MAX_PACKET_BYTES
 from edgesplit.process.lifecycle import die_with_starting_thread
 from edgesplit.trust.identity import Credentials
@@ -43,8 +43,8 @@ CONTROLLER: Final = "controller"
 CONTROLLERS: Final = (CONTROLLER, *(f"{CONTROLLER}.{number}" for number in range(2, MAX_PROCESSES + 1)))
 """Certificate names of the processes of one controller. No device can have such a name, because device names contain no
 dot."""
-DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "backlog", "log")
-DEVICE_READS: Final = ("desired", "fetch_reply", "ack", "job")
+DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "backlog", "log", f"{INFER_REPLY}/+")
+DEVICE_READS: Final = ("desired", "fetch_reply", "ack", "job", "infer")
 SAVE_EVERY_S: Final = 30
 """Interval at which mosquitto saves its database."""
 RESTART: Final = Backoff(first_s=0.1, longest_s=5.0)

@@ -21,6 +21,7 @@ from edgesplit.errors import EdgeError, LinkError, MalformedMessage
 from edgesplit.identifiers import sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
+from edgesplit.mqtt.remote_inference import Reply, Request
 from edgesplit_controller.messaging import flood_control
 from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.messaging.broker_traffic import Peer, TrafficMeter
@@ -152,6 +153,9 @@ class Sources:
     confirm: Callable[[Mapping[str, bytes]], Collection[str]] = lambda published: ()
     """Note which statements were published, by device; returns the devices for which a newer one was stored meanwhile.
     """
+    on_inference_reply: Callable[[str, Reply], bool] = lambda device, message: False
+    """Take a device's message about a remote inference; False if it belongs to none of this device's. Returns at once.
+    """
     is_leader: Callable[[], bool] = lambda: True
     """Whether this is the process that republishes everything when the broker may have lost it."""
 
@@ -168,6 +172,8 @@ class Delivery:
         self._sharding = sharding or SingleProcess()
         self.forwarded_topic = forwarded_topic(self._sharding.own_number)
         """Topic on which other processes forward chunk requests to this one."""
+        self.reply_topic = messages.infer_reply_topic("+", self._sharding.own_number)
+        """Topic on which devices answer the remote inferences of this process."""
         self._concurrency = concurrency
         self._sources = sources
         self._channel: Channel | None = None
@@ -224,7 +230,7 @@ class Delivery:
         device = "?"
         try:
             device = messages.device_of_topic(topic)
-            kind = topic.rpartition("/")[2]
+            kind = topic.split("/")[3]
             if self._meter is not None:
                 self._meter.on_message(device, len(topic) + len(payload))
             # Charged before decoding, and for dropped messages too: a device that goes on flooding stays limited.
@@ -241,6 +247,8 @@ class Delivery:
                 accepted = self._requests.put(device, request, correlation)
             elif kind == "telemetry" and len(payload) > LIMITS.telemetry_bytes:
                 raise MalformedMessage(f"telemetry of {len(payload)} bytes, at most {LIMITS.telemetry_bytes}")
+            elif kind == messages.INFER_REPLY:
+                accepted = self._sources.on_inference_reply(device, messages.decode(payload, Reply))  # type: ignore[arg-type]
             elif kind in STORED_TYPES:
                 accepted = self._received.put(device, messages.decode(payload, STORED_TYPES[kind]))
             else:
@@ -320,6 +328,13 @@ class Delivery:
         if self._channel is None:
             raise LinkError("the broker is not connected yet")
         self._channel.publish(messages.topic(device, "job"), messages.encode(job), qos=1, wait_s=10.0)
+
+    def send_inference(self, device: str, message: Request, wait_s: float | None) -> None:
+        """Send a device a message about a remote inference; with `wait_s`, LinkError if the broker does not accept it
+        in that time."""
+        if self._channel is None:
+            raise LinkError("the broker is not connected yet")
+        self._channel.publish(messages.topic(device, "infer"), messages.encode(message), qos=1, wait_s=wait_s)
 
     def _publish(self, topic: str, payload: bytes, **options: object) -> None:
         """Publish, logging a LinkError: every message sent this way is requested again by its device."""

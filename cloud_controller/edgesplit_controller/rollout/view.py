@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from edgesplit.quantities import format_duration
 from edgesplit_controller.rollout import store
-from edgesplit_controller.rollout.states import MEMBER_STATES, Rollout, Tally
+from edgesplit_controller.rollout.states import IN_PROGRESS, MEMBER_STATES, Rollout, Tally
 from edgesplit_controller.rollout.terms import Terms
-from edgesplit_controller.rollout.wait_reason import reason_to_wait
-from edgesplit_controller.storage.tables.core import Deployment
+from edgesplit_controller.rollout.wait_reason import MAX_NAMED, reason_to_wait
+from edgesplit_controller.storage.tables.core import Deployment, Device
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
@@ -30,10 +30,11 @@ def rollout_view(session: Session, row: RolloutRow, now: float) -> dict[str, Any
     tallies = store.tallies(session, row.id)
     states = [tally.states for tally in tallies.values()]
     origins = _origins_by_stage(session, row.id)
+    offline, named = (0, []) if rollout.has_ended else _offline(session, row.id)
     return {
-        "id": row.id, "state": row.state, "reason": row.reason, "waits_for": reason_to_wait(rollout, tallies, now),
-        "model": deployment.model, "release": row.release, "withdraws": rollout.withdraws,
-        "targets": deployment.targets, "created_by": row.who,
+        "id": row.id, "state": row.state, "reason": row.reason, "offline": offline,
+        "waits_for": reason_to_wait(rollout, tallies, now, named, offline), "withdraws": rollout.withdraws,
+        "model": deployment.model, "release": row.release, "targets": deployment.targets, "created_by": row.who,
         "created": row.created, "began": row.began or None, "ended": row.ended or None, "changed": row.changed,
         "following": row.following, "superseded_by": row.superseded_by or None, "stage": row.stage + 1,
         "devices": sum(tally.size for tally in tallies.values()),
@@ -63,9 +64,9 @@ def device_views(
     session: Session, number: int, *, states: Sequence[str], after: int, most: int
 ) -> list[dict[str, Any]]:
     """Devices of a rollout in the order of their assignment, after the position `after`."""
-    rows = select(RolloutDeviceRow, DeviceSessionRow.emulated, DeviceSessionRow.simulated).outerjoin(
-        DeviceSessionRow, DeviceSessionRow.device == RolloutDeviceRow.device
-    )
+    columns = (RolloutDeviceRow, DeviceSessionRow.emulated, DeviceSessionRow.simulated, Device.alive, Device.last_seen)
+    rows = select(*columns).outerjoin(DeviceSessionRow, DeviceSessionRow.device == RolloutDeviceRow.device)
+    rows = rows.outerjoin(Device, Device.name == RolloutDeviceRow.device)
     rows = rows.where(RolloutDeviceRow.rollout == number, RolloutDeviceRow.position > after)
     if states:
         rows = rows.where(RolloutDeviceRow.state.in_(states))
@@ -76,9 +77,23 @@ def device_views(
             "stage": row.stage + 1, "state": row.state, "cause": row.cause, "kind": row.kind,
             "previous": row.previous or None, "counter": row.counter, "assigned_at": row.assigned_at or None,
             "ran_at": row.ran_at or None, "rolls_back": row.rolls_back, "counts": row.counts,
+            "online": bool(alive), "last_seen": last_seen,
         }
-        for row, emulated, simulated in results
+        for row, emulated, simulated, alive, last_seen in results
     ]  # fmt: skip
+
+
+def _offline(session: Session, number: int) -> tuple[int, list[str]]:
+    """Number of devices that were assigned the release, or are to roll back, and are offline; and some of their
+    names."""
+    is_awaited = or_(RolloutDeviceRow.state.in_(IN_PROGRESS), RolloutDeviceRow.rolls_back)
+    query = (
+        select(RolloutDeviceRow.device)
+        .join(Device, Device.name == RolloutDeviceRow.device)
+        .where(RolloutDeviceRow.rollout == number, is_awaited, ~Device.alive)
+    )
+    count = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+    return count, list(session.scalars(query.order_by(RolloutDeviceRow.position).limit(MAX_NAMED)))
 
 
 def _origins_by_stage(session: Session, number: int) -> Mapping[int, Counter[str]]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
 
 from edgesplit.quantities import format_duration
+from edgesplit_controller.fleet.connection_state import format_time
 from edgesplit_controller.rollout.states import Rollout, Tally, count_states
 
+MAX_NAMED = 5
+"""Offline devices that are named."""
 
-def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -> str:
-    """What the rollout waits for; empty if it has ended."""
+
+def reason_to_wait(
+    rollout: Rollout, tallies: Mapping[int, Tally], now: float, offline: Sequence[str] = (), offline_count: int = 0
+) -> str:
+    """What the rollout waits for; empty if it has ended. `offline` names some of the `offline_count` devices that it
+    waits for and that are offline."""
     if rollout.has_ended:
         return ""
     if rollout.state == "scheduled":
@@ -21,8 +27,14 @@ def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -
         return f"an operator: `edgectl rollout resume {rollout.id}`"
     count = count_states(tallies.values())
     if rollout.state in ("aborting", "rolling back"):
-        return f"devices to roll back: {sum(tally.open for tally in tallies.values())}"
-    return "; ".join(_reasons_while_running(rollout, tallies, count, now))
+        parts = [f"devices to roll back: {sum(tally.open for tally in tallies.values())}"]
+    else:
+        parts = _reasons_while_running(rollout, tallies, count, now)
+    if offline_count:
+        more = f" and {offline_count - MAX_NAMED} more" if offline_count > MAX_NAMED else ""
+        named = ", ".join(offline[:MAX_NAMED])
+        parts.append(f"offline, until {'they return' if offline_count > 1 else 'it returns'}: {named}{more}")
+    return "; ".join(parts)
 
 
 def _reasons_while_running(
@@ -44,8 +56,3 @@ def _reasons_while_running(
 
 
 STATE_LABELS = (("assigned", "assigned"), ("fetching", "fetching"), ("trial", "on trial"))
-
-
-def format_time(at: float) -> str:
-    """Unix seconds as a UTC time in ISO 8601, to the second."""
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -18,6 +18,7 @@ from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.mqtt.remote_inference import InferenceJob
 from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint, fingerprint_file
 from edgesplit.release.manifest import Manifest, Statement, decode_manifest, release_digest
 from edgesplit.release.recut import check_recut
@@ -286,4 +287,8 @@ class Repository:
 
     def sign_statement(self, statement: Statement) -> bytes:
         """Sign a statement with the director's keys; returns the encoded message."""
-        return self.signer.sign_statement(statement)
+        return self.signer.sign_for_device(statement)
+
+    def sign_inference_job(self, job: InferenceJob) -> bytes:
+        """Sign a remote inference with the director's keys; returns the encoded `Signed`."""
+        return self.signer.sign_for_device(job)

@@ -24,6 +24,7 @@ from tuf.api.serialization.json import JSONSerializer
 from edgesplit import identifiers
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.mqtt import messages
+from edgesplit.mqtt.remote_inference import InferenceJob
 from edgesplit.release.manifest import Signature, Signed, Statement
 from edgesplit.trust.verification import DIRECTOR, PLANNER, PLANNER_FILE, TARGETS_FILE, parse_metadata
 from edgesplit_controller.errors import Conflict
@@ -208,11 +209,11 @@ class RepositorySigner:
         raw = self._sign_timestamp(published, published.timestamp.snapshot_meta, [published.root])
         return Publication({"timestamp.json": raw})
 
-    def sign_statement(self, statement: Statement) -> bytes:
-        """Sign a statement with the director's keys; returns the encoded message."""
-        identifiers.device_name(statement.device)
-        payload = messages.encode(statement)
-        # Signed also by a key that will replace the present one, so that a statement is valid before and after.
+    def sign_for_device(self, content: Statement | InferenceJob) -> bytes:
+        """Sign a statement or a remote inference with the director's keys; returns the encoded message."""
+        identifiers.device_name(content.device)
+        payload = messages.encode(content)
+        # Signed also by a key that will replace the present one, so that it is valid before and after.
         signatures = [signer.sign(payload) for signer in self._keys.signers(DIRECTOR)]
         return messages.encode(Signed(payload, tuple(Signature(part.keyid, part.signature) for part in signatures)))
 

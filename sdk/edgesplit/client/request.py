@@ -11,7 +11,6 @@ from urllib.parse import quote
 from edgesplit.client.request_id import new_request_id
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.lazy_import import np
 from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
 from edgesplit.oip import report
@@ -55,7 +54,7 @@ class InferenceRequest:
     ) -> InferenceRequest:
         """A request for `model`. UsageError for inputs that cannot be sent. Without `request_id` a globally unique one
         is generated."""
-        tensors = {name: _to_tensor(name, value) for name, value in inputs.items()}
+        tensors = {name: oip.to_tensor(name, value) for name, value in inputs.items()}
         path = f"/v2/models/{quote(model, safe='')}/infer"
         id_ = request_id or new_request_id()
         return cls(path, tensors, tuple(outputs), id_, parameters or {}, application_headers())
@@ -95,12 +94,3 @@ def check_deadline(deadline_s: float) -> None:
     """UsageError if `deadline_s` is not a number."""
     if math.isnan(deadline_s):
         raise UsageError(f"the deadline is not a number of seconds: {deadline_s}")
-
-
-def _to_tensor(name: str, value: oip.Tensor | bytes) -> oip.Tensor:
-    """`value` as an array; UsageError if it is neither an array nor bytes."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return np.frombuffer(value, np.uint8)
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    raise UsageError(f"input {name[:80]!r} is a {type(value).__name__}, not a numpy array or bytes")

@@ -6,28 +6,30 @@ folder of a controller on this machine.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from edgesplit import errors
 from edgesplit.controller_client import credentials, settings
 from edgesplit.controller_client.credentials import Credentials
 from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.mqtt.remote_inference import too_large
+from edgesplit.oip import protocol as oip
 
 ERROR_BY_STATUS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError, 413: UsageError}
 """Error class by HTTP status, for error responses that name no kind."""
-ERROR_BY_KIND = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, EdgeError)
-}
-"""Error class by the name in the `kind` field of an error response."""
 BLOCK = 1 << 20
+MAX_EVENT_BYTES = 2 * LIMITS.remote_inference_bytes
+"""Longest line of an event: the largest answer as base64, and its JSON."""
 
 
 class ControllerClient:
@@ -115,6 +117,56 @@ class ControllerClient:
         """GET `path`; returns the body's bytes."""
         return self._exchange("GET", path, query, None, {})
 
+    def infer(
+        self,
+        device: str,
+        model: str,
+        inputs: Mapping[str, oip.Tensor | bytes],
+        *,
+        deadline_s: float = 5.0,
+        outputs: Sequence[str] = (),
+        on_progress: Callable[[str], None] = lambda state: None,
+    ) -> oip.InferResponse:
+        """Run `model` (`name` or `name@version`) on a device, through controller and broker, within `deadline_s`
+        seconds.
+
+        A `bytes` input, such as a JPEG, is one UINT8 tensor; `outputs` names the outputs to return (empty: all).
+        Requests and answers have at most `LIMITS.remote_inference_bytes`. `on_progress` is called with `sent`,
+        `waiting` and `running`. Raises UsageError if the device is offline or refuses, Busy, DeadlineExceeded, and
+        LinkError if the device was lost: the model may have run. Nothing is sent twice.
+        """
+        tensors = {name: oip.to_tensor(name, value) for name, value in inputs.items()}
+        buffers, json_bytes = oip.encode_request(oip.InferRequest(tensors, tuple(outputs)))
+        body = b"".join(buffers)
+        if len(body) > LIMITS.remote_inference_bytes:
+            raise UsageError(too_large("a request", len(body)))
+        headers = {"Content-Type": "application/octet-stream", oip.HEADER_LENGTH: str(json_bytes)}
+        path, query = f"/v1/devices/{quote(device, safe='')}/infer", {"model": model, "deadline_s": deadline_s}
+        with self._open_response("POST", path, query, body, headers) as response:
+            for kind, content in self._events(response):
+                if kind == "progress":
+                    on_progress(str(content.get("state")))
+                elif kind == "error":
+                    raise errors.of_kind(str(content.get("kind")))(str(content.get("error")))
+                elif kind == "answer":
+                    return oip.decode_response(base64.b64decode(content["body"]), content["json_bytes"])
+        raise LinkError(f"the controller at {self.url} ended before the answer of {device} came; it may have run")
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Server-sent events as they arrive: kind and content."""
+        kind = ""
+        try:
+            while line := response.readline(MAX_EVENT_BYTES):
+                name, _, text = line.decode().rstrip("\n").partition(": ")
+                if name == "event":
+                    kind = text
+                elif name == "data":
+                    yield kind, json.loads(text)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._link_error(error) from error
+        except (ValueError, AttributeError) as error:
+            raise LinkError(f"{self.url} answered something that is no event") from error
+
     def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any, headers: Mapping[str, str]) -> Any:
         return self._parse_json(self._exchange(method, path, query, body, headers))
 
@@ -185,7 +237,7 @@ def _error_from(status: int, raw: bytes) -> EdgeError:
     try:
         message = json.loads(raw)
         text = str(message.get("error") or message.get("detail") or message)
-        error_type = ERROR_BY_KIND.get(str(message.get("kind")))
+        kind = str(message.get("kind"))
     except (ValueError, AttributeError):
-        text, error_type = raw[:200].decode("utf-8", "replace"), None
-    return (error_type or ERROR_BY_STATUS.get(status) or EdgeError)(text)
+        text, kind = raw[:200].decode("utf-8", "replace"), ""
+    return errors.of_kind(kind, ERROR_BY_STATUS.get(status, EdgeError))(text)

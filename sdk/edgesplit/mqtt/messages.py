@@ -13,6 +13,9 @@ the common name in the certificate: the broker lets a device write and read only
     edgesplit/v1/{device}/ack         controller -> device   QoS 0             Ack: telemetry that was stored
     edgesplit/v1/{device}/job         controller -> device   QoS 1             DeviceJob: a request for diagnostics
     edgesplit/v1/{device}/log         device -> controller   QoS 1             LogPiece or JobRefused
+    edgesplit/v1/{device}/infer       controller -> device   QoS 1             an inference (`mqtt.remote_inference`)
+    edgesplit/v1/{device}/infer_reply/{process}
+                                      device -> controller   QoS 1             its answer, to one controller process
     edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
     edgesplit/v1/{device}/fetch_reply controller -> device   QoS 0             FetchReply (answer to FetchMetadata), or
                                                                                a chunk's bytes for this device alone
@@ -57,14 +60,21 @@ FilePath = Annotated[str, Meta(max_length=400)]
 JobId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
 """Random id of a device job."""
 TopicKind = Literal[
-    "birth", "desired", "reported", "telemetry", "fetch", "fetch_reply", "backlog", "ack", "job", "log"
+    "birth", "desired", "reported", "telemetry", "fetch", "fetch_reply", "backlog", "ack", "job", "log", "infer"
 ]  # fmt: skip
 """Last level of a device's topics."""
+INFER_REPLY = "infer_reply"
+"""Level of the topics for answers to remote inferences, before the controller process."""
 
 
 def topic(device: str, kind: TopicKind) -> str:
     """Topic of one kind of message of one device; with `+` as device, a subscription to all devices."""
     return f"{ROOT}/{device}/{kind}"
+
+
+def infer_reply_topic(device: str, process: int | str) -> str:
+    """Topic on which a device answers the remote inferences of one controller process."""
+    return f"{ROOT}/{device}/{INFER_REPLY}/{process}"
 
 
 def chunk_topic(sha256: str) -> str:
@@ -75,7 +85,7 @@ def chunk_topic(sha256: str) -> str:
 def device_of_topic(topic_name: str) -> str:
     """The device that a topic belongs to; MalformedMessage if it is not one of edgesplit's topics."""
     parts = topic_name.split("/")
-    if len(parts) != 4 or "/".join(parts[:2]) != ROOT:
+    if len(parts) != (5 if parts[3:4] == [INFER_REPLY] else 4) or "/".join(parts[:2]) != ROOT:
         raise MalformedMessage(f"not a topic of edgesplit: {topic_name[:80]!r}")
     return parts[2]
 

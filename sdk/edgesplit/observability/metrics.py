@@ -104,6 +104,9 @@ AGENT_CLOCK = _gauge("edgesplit_agent_clock_ratio", help=
     "Currently allowed processor clock divided by the maximum one.")
 AGENT_UNDER_VOLTAGE = _gauge("edgesplit_agent_under_voltage", help=
     "1 while the supply voltage is too low, where the firmware reports it.")
+AGENT_REMOTE_INFERENCES = _counter("edgesplit_agent_remote_inferences_total", "outcome", help=
+    "Inferences that operators sent through the controller; they are counted as requests too. outcome: as there, but "
+    "no fallback.")
 AGENT_CONNECTED = _gauge("edgesplit_agent_broker_connected", help="1 while the agent is connected to the broker.")
 
 # The offload server
@@ -162,6 +165,10 @@ CONTROLLER_ROLLOUT_DEVICES = _gauge("edgesplit_controller_rollout_devices", "sta
 CONTROLLER_MESSAGES = _counter("edgesplit_controller_messages_total", "kind", "outcome", help=
     "Messages from devices. outcome: new, duplicate, out of order, older session, revoked, "
     "unknown, dropped (malformed, or over the device's rate limit).")
+CONTROLLER_REMOTE_INFERENCES = _counter("edgesplit_controller_remote_inferences_total", "outcome", help=
+    "Inferences that operators sent to devices through this process. outcome: answered, failed, cancelled.")
+CONTROLLER_REMOTE_INFERENCE_S = _histogram("edgesplit_controller_remote_inference_seconds", help=
+    "Time from an operator's request to the device's answer; answered ones only.")
 CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_seconds",
     bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0), help=
     "Age of telemetry from a device's backlog when it arrived: it was measured while the link was down.")

@@ -125,6 +125,15 @@ def __getattr__(name: str) -> Any:
     return datatypes.DTYPES
 
 
+def to_tensor(name: str, value: Tensor | bytes) -> Tensor:
+    """The input `value` as an array; UsageError if it is neither an array nor bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return np.frombuffer(value, np.uint8)
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    raise UsageError(f"input {name[:80]!r} is a {type(value).__name__}, not a numpy array or bytes")
+
+
 def datatype(tensor: Tensor) -> str:
     """The protocol's name of the array's element type; UsageError if it has none. Text is BYTES."""
     if known := datatypes.NAME_BY_DTYPE.get(tensor.dtype):

@@ -40,12 +40,16 @@ def raw_input_tensors(manifest: Manifest) -> frozenset[str]:
     return frozenset(chain((spec.name for spec in manifest.inputs), decoded))
 
 
+def private_tensors(plan: Plan, manifest: Manifest, floor: PrivacyFloor) -> frozenset[str]:
+    """Names of the tensors that may not leave the device, by the plan or by the device's own floor."""
+    return frozenset(plan.private_tensors) | (raw_input_tensors(manifest) if floor.keep_raw_input else frozenset())
+
+
 def floor_violation(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloor) -> str:
     """Why this row violates the plan's or the device's privacy floor; empty where it does not."""
     if row.is_local:
         return ""
-    private = set(plan.private_tensors) | (raw_input_tensors(manifest) if floor.keep_raw_input else set())
-    if leaked := sorted(private & set(row.sends)):
+    if leaked := sorted(private_tensors(plan, manifest, floor) & set(row.sends)):
         return f"it sends {', '.join(leaked)}, which may never leave this device"
     on_device = set(row.device)
     local_layers = {layer for slice_ in manifest.slices if slice_.name in on_device for layer in slice_.layers}

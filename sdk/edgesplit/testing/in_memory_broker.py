@@ -16,15 +16,15 @@ from typing import Any
 
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt.messages import ROOT
+from edgesplit.mqtt.messages import INFER_REPLY, ROOT
 from edgesplit.mqtt.session import OnMessage, ReconnectBackoff, Will
 from edgesplit.testing.virtual_time import Hub, Timer
 
 KEEPALIVE_FACTOR = 1.5
 """A client that is silent for this many keepalive intervals is considered dead (MQTT 5, 3.1.2.10)."""
-DEVICE_WRITES = ("birth", "reported", "telemetry", "fetch", "backlog", "log")
+DEVICE_WRITES = ("birth", "reported", "telemetry", "fetch", "backlog", "log", f"{INFER_REPLY}/+")
 """Topic kinds that a device may publish under its own name."""
-DEVICE_READS = ("desired", "fetch_reply", "ack", "job")
+DEVICE_READS = ("desired", "fetch_reply", "ack", "job", "infer")
 """Topic kinds that a device may receive under its own name."""
 
 
@@ -438,7 +438,7 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 def may_write(device: str, topic: str) -> bool:
     """True if the device may publish on the topic: certain kinds under its own name."""
-    return topic in (f"{ROOT}/{device}/{kind}" for kind in DEVICE_WRITES)
+    return any(matches(f"{ROOT}/{device}/{kind}", topic) for kind in DEVICE_WRITES)
 
 
 def may_read(device: str, topic: str) -> bool:

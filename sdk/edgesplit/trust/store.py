@@ -35,6 +35,7 @@ from edgesplit import identifiers
 from edgesplit.atomic_files import make_folders, remove, write_durably
 from edgesplit.errors import EdgeError, Expired, LinkError, TrustError
 from edgesplit.limits import LIMITS
+from edgesplit.mqtt.remote_inference import InferenceJob
 from edgesplit.release.manifest import FingerprintFile, Statement, decode_manifest
 from edgesplit.trust import verification
 from edgesplit.trust.metadata_set import RollbackRecord, TrustedMetadata
@@ -116,6 +117,17 @@ class TrustStore:
             statement, record = self._record.accept_statement(raw, device, trusted, now, for_install=for_install)
             self._write_record(record)
             return statement
+
+    def verify_inference_job(self, raw: bytes, device: str) -> InferenceJob:
+        """Verify a remote inference: signed by the director for `device`, by fresh metadata (LinkError or Expired where
+        it is not), and not expired. That it runs once is for the caller to ensure."""
+        with self._lock:
+            trusted, now = self._stored_or_refreshed(), self._now()
+            trusted.require_fresh(now)
+            job = verification.verify_inference_job(raw, device, trusted.chain.targets)
+            if job.expires <= now:
+                raise Expired("the request expired before it was run, or this device's clock is ahead")
+            return job
 
     def proof(self) -> dict[str, bytes]:
         """The files with which `verify_manifest` and `verify_statement_offline` can repeat the verification without a

@@ -22,12 +22,13 @@ from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import decode
+from edgesplit.mqtt.remote_inference import InferenceJob
 from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint
 from edgesplit.release.manifest import Manifest, Signed, Statement, decode_manifest, release_digest
 from edgesplit.release.recut import check_recut
 
 DIRECTOR = "director"
-"""Delegated role whose key signs statements. It has no metadata file and cannot sign releases."""
+"""Delegated role whose key signs statements and remote inferences. It has no metadata file and cannot sign releases."""
 PLANNER = "planner"
 """Delegated role that may sign recuts of a release, and nothing else. Its targets are `recuts/…`."""
 TARGETS_FILE, PLANNER_FILE = "targets.json", "planner.json"
@@ -41,6 +42,7 @@ Proof = Mapping[str, bytes]
 a recut also `planner.json`, `base.json`, and `fingerprint.json` where its base has a fingerprint."""
 
 _Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
+_Directed = TypeVar("_Directed", Statement, InferenceJob)
 
 
 def target_path(release: str) -> str:
@@ -239,29 +241,41 @@ def check_target(raw_manifest: bytes, release: str, target: TargetFile) -> None:
 def verify_statement(raw: bytes, device: str, targets: Targets) -> Statement:
     """Verify and decode a statement: signed by the director that `targets` names, for `device`. Neither expiry nor
     counter is checked."""
+    return _verify_directed(raw, Statement, "statement", device, targets)
+
+
+def verify_inference_job(raw: bytes, device: str, targets: Targets) -> InferenceJob:
+    """Verify and decode a remote inference: signed by the director that `targets` names, for `device`. Whether it has
+    expired or was run before is not checked."""
+    return _verify_directed(raw, InferenceJob, "inference job", device, targets)
+
+
+def _verify_directed(raw: bytes, kind: type[_Directed], what: str, device: str, targets: Targets) -> _Directed:
+    """Verify and decode what the director signed for one device. No payload decodes as two kinds: each has fields that
+    the other lacks, and refuses unknown ones."""
     signed = decode(raw, Signed)
-    _check_signatures(signed, targets)
-    statement = decode_msgpack(signed.payload, Statement, "statement")
-    if statement.device != device:
-        raise TrustError(f"statement for device {statement.device[:63]!r}, and this is {device!r}")
-    return statement
+    _check_signatures(signed, targets, what)
+    content = decode_msgpack(signed.payload, kind, what)
+    if content.device != device:
+        raise TrustError(f"{what} for device {content.device[:63]!r}, and this is {device!r}")
+    return content
 
 
-def _check_signatures(signed: Signed, targets: Targets) -> None:
-    """TrustError unless enough of the director's keys signed exactly these bytes."""
+def _check_signatures(signed: Signed, targets: Targets, what: str) -> None:
+    """TrustError unless enough of the director's keys signed exactly these bytes, which errors call `what`."""
     director = targets.delegations.roles.get(DIRECTOR) if targets.delegations and targets.delegations.roles else None
     if director is None:
         raise TrustError("the targets metadata names no director")
     by_key = {signature.keyid: Signature(signature.keyid, signature.sig) for signature in signed.signatures}
     if len(by_key) != len(signed.signatures) or len(by_key) > MAX_SIGNATURES:
-        raise TrustError("statement: its signatures repeat a key, or are too many")
+        raise TrustError(f"{what}: its signatures repeat a key, or are too many")
     if not by_key:
-        raise TrustError("statement: it is not signed")
+        raise TrustError(f"{what}: it is not signed")
     if not by_key.keys() & set(director.keyids):
-        raise TrustError("statement: signed by a key that is not the director's")
+        raise TrustError(f"{what}: signed by a key that is not the director's")
     if any(signature.sig != signature.sig.lower() for signature in signed.signatures):
-        raise TrustError("statement: bad signature: not in lower-case hex")  # one signature, one spelling
+        raise TrustError(f"{what}: bad signature: not in lower-case hex")  # one signature, one spelling
     try:
         targets.verify_delegate(DIRECTOR, signed.payload, by_key)
     except (RepositoryError, ValueError) as error:
-        raise TrustError(f"statement: bad signature: {error}") from error
+        raise TrustError(f"{what}: bad signature: {error}") from error

@@ -273,7 +273,7 @@ def test_one_log_bundle_request_is_in_flight_per_device(tmp_path: Path) -> None:
     assert len(desk.bundles.of_device("cam")) == MAX_BUNDLES
     desk.world.devices.ingest([("cam", messages.Death(1))])
     desk.world.now += REQUEST_TIMEOUT_S + 1
-    with pytest.raises(Conflict, match="is not online"):
+    with pytest.raises(Conflict, match="cam is offline since"):
         desk.bundles.request("cam", "me")
     with pytest.raises(NotFound):
         desk.bundles.request("stranger", "me")

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
+from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError, kind_of
 from edgesplit.links import parse_link
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit_controller.access.request_limits import BodyLimits, RateLimit
 from edgesplit_controller.api.dispatch import MAX_JOBS_PER_OPERATOR, HeavyJobQueue
-from edgesplit_controller.api.errors import kind_of, status_of
+from edgesplit_controller.api.errors import status_of
 from edgesplit_controller.api.request_parsing import parse_bindings
 from edgesplit_controller.app.offload_process import offload_arguments
 from edgesplit_controller.caller import set_current_operator

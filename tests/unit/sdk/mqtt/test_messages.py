@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt import messages
+from edgesplit.mqtt import messages, remote_inference
 from edgesplit.mqtt import telemetry as telemetry_module
 from edgesplit.mqtt.messages import Birth, ModelState, Reported
 from edgesplit.release.manifest import Signed, Statement
@@ -50,7 +50,10 @@ def structs_of(module: str) -> list[type[msgspec.Struct]]:
     ]
 
 
-ALL = [*structs_of(messages.__name__), *structs_of(telemetry_module.__name__), Signed, Statement, ForwardedChunks]
+ALL = [
+    *structs_of(messages.__name__), *structs_of(telemetry_module.__name__), *structs_of(remote_inference.__name__),
+    Signed, Statement, ForwardedChunks,
+]  # fmt: skip
 """Everything that is decoded from the broker."""
 
 

@@ -20,6 +20,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
+from edgesplit.mqtt.remote_inference import BodyHead, InferenceJob
 from edgesplit.release.manifest import Signature, Signed, Statement
 from edgesplit.trust.identity import load_or_make_key
 from edgesplit.trust.store import TrustStore
@@ -224,6 +225,46 @@ def test_only_the_directors_signature_counts(
     store = refreshed(harness)
     with pytest.raises(TrustError, match=why):
         store.verify_statement(resigned(harness, change), DEVICE, for_install=False)
+
+
+def inference_job(device: str = DEVICE, lasts_s: float = 60.0) -> InferenceJob:
+    return InferenceJob(
+        device=device, id="0" * 16, session=1, number=1, process=1, model="m", deadline_s=1.0,
+        expires=int(START + lasts_s), body=BodyHead.of(b"q", None),
+    )  # fmt: skip
+
+
+def test_only_the_director_has_a_device_run_an_inference(harness: TrustHarness) -> None:
+    """Signed for this device, by fresh metadata, not expired; a changed byte, another device's job and a job of the
+    planner are refused."""
+    store, repository = refreshed(harness), harness.repository
+    raw = repository.sign_inference_job(inference_job())
+    assert store.verify_inference_job(raw, DEVICE) == inference_job()
+    payload = messages.encode(inference_job())
+    planner = [signer.sign(payload) for signer in repository.keys.signers("planner")]
+    by_planner = Signed(payload, tuple(Signature(part.keyid, part.signature) for part in planner))
+    changed = msgspec.structs.replace(
+        messages.decode(raw, Signed), payload=messages.encode(msgspec.structs.replace(inference_job(), model="n"))
+    )
+    for forged in (
+        messages.encode(by_planner), messages.encode(changed), messages.encode(Signed(payload, ())),
+        repository.sign_inference_job(inference_job("cam-2")),
+        repository.sign_inference_job(inference_job(lasts_s=-1.0)),
+    ):  # fmt: skip
+        with pytest.raises(TrustError):
+            store.verify_inference_job(forged, DEVICE)
+    with pytest.raises(LinkError, match="refresh"):
+        harness.store().verify_inference_job(raw, DEVICE)
+
+
+def test_a_statement_is_no_inference_and_an_inference_no_statement(harness: TrustHarness) -> None:
+    """One key signs both: neither decodes as the other."""
+    store = refreshed(harness)
+    with pytest.raises(MalformedMessage):
+        store.verify_inference_job(harness.state(counter=7), DEVICE)
+    with pytest.raises(MalformedMessage):
+        raw = harness.repository.sign_inference_job(inference_job())
+        store.verify_statement(raw, DEVICE, for_install=True)
 
 
 @pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
