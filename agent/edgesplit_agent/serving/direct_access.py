@@ -145,9 +145,10 @@ class DirectAccess:
             os.close(descriptor)
 
     def open(self, model: str, descriptor: int, *, shared: bool) -> Grant:
-        """Grant a lane to `model` over the socket `descriptor`. Raises NotFound, UsageError, or Busy with the
-        reason."""
+        """Grant a lane to `model` (`name` or `name@version`) over the socket `descriptor`. Raises NotFound, UsageError,
+        or Busy with the reason."""
         release = self.lease(model)
+        model = model.partition("@")[0]
         try:
             with self._changing:
                 conditions = self.conditions(model)

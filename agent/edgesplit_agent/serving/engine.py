@@ -271,6 +271,7 @@ class Engine:
     ) -> Answer:
         began = perf_counter()
         release, target = self._leased(model)
+        model = served_name(model)
         try:
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
@@ -294,12 +295,9 @@ class Engine:
         Raises NotFound.
         """
         with self._lock:
-            release, target = self._serving.get(model), self.own_target
-            if release is not None:
-                target = self._target_of.get(release, target)
-                release.lease()
-        if release is None:
-            raise NotFound(f"no model {model[:80]!r} runs here; {suggest_models(model, self._serving)}")
+            release = find_release(model, self._serving)
+            target = self._target_of.get(release, self.own_target)
+            release.lease()
         return release, target
 
     # One request
@@ -574,6 +572,27 @@ def _reclassify_race(answer: Answer, sent: Row, plan_: Plan, conditions: Conditi
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:
     """Predicted seconds of each row now, by name."""
     return {row.name: plan.latency_s(row, now) for row in plan_.rows}
+
+
+def served_name(reference: str) -> str:
+    """The name in `name` or `name@version`, by which a model is served."""
+    return reference.partition("@")[0]
+
+
+def find_release(reference: str, serving: Mapping[str, LoadedRelease], version: str | None = None) -> LoadedRelease:
+    """The release that serves `name` or `name@version`; NotFound where the model, or that version of it, does not run
+    here. `version`: the version in the request's path, which must be the same."""
+    name, _, named_version = reference.partition("@")
+    release = serving.get(name)
+    if release is None:
+        raise NotFound(f"no model {reference[:80]!r} runs here; {suggest_models(name, serving)}")
+    for wanted in (named_version, version):
+        if wanted and wanted != release.version:
+            raise NotFound(
+                f"version {wanted[:80]} of {name} does not run here, but {name}@{release.version}: ask for {name}, or"
+                f" deploy {name}@{wanted[:80]}"
+            )
+    return release
 
 
 def suggest_models(model: str, serving: Iterable[str]) -> str:
