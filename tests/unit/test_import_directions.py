@@ -79,7 +79,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "main",
     ),
     CONTROLLER: (
-        "caller errors periodic_thread pki settings status",
+        "caller errors job_progress periodic_thread pki settings status",
         "storage tuf",
         "access backup history messaging model_registry",
         "planning",

@@ -53,7 +53,9 @@ def check(
 
     model = open_model(context.obj, what, input_text, bindings)
     rows = read_rows(plan_file) if plan_file else ()
-    inputs = read_samples(samples, model.loaded.spec, MAX_SAMPLES)
+    inputs = read_samples(
+        samples, model.loaded.spec, MAX_SAMPLES, inputs=[spec.name for spec in model.loaded.prepared.inputs]
+    )
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress_bar(f"checking {model.name}", *columns, quiet=as_json) as update:
         report = check_model(

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from rich.text import Text
 
 from edgesplit.device_profile import is_path
 from edgesplit.errors import UsageError
@@ -21,6 +20,7 @@ from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
 from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.progress import controller_progress
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import print_plan
 
@@ -189,13 +189,14 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
         )
     profiles = [source.device, *(profile for _, profile, _ in source.tiers)]
     has_profile_file = any(is_path(profile) for profile in profiles)
-    with console(quiet=source.quiet).status(Text(f"measuring {source.what} as far as no measurements exist")):
-        tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
-        query = {
-            "device": ANY_DEVICE if has_profile_file else source.device,
-            "tier": (not has_profile_file and tiers) or None,
-        }
-        answer = connect(data).get(f"/v1/models/{quote(source.what)}/costs", **query, lossy=source.lossy or None)
+    tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
+    query = {
+        "device": ANY_DEVICE if has_profile_file else source.device,
+        "tier": (not has_profile_file and tiers) or None,
+    }
+    api, path = connect(data), f"/v1/models/{quote(source.what)}/costs"
+    with controller_progress(api, path, f"planning {source.what}", quiet=source.quiet):
+        answer = api.get(path, **query, lossy=source.lossy or None)
     costs = load_costs(answer)
     if not has_profile_file:
         return costs
