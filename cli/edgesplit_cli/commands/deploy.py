@@ -13,6 +13,7 @@ from edgesplit.errors import DeadlineExceeded
 from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.replan import replan_option, set_policy
 from edgesplit_cli.commands.rollout import all_devices
+from edgesplit_cli.options.completion import complete_models
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
 from edgesplit_cli.options.rollout import NAMES as ROLLOUT
 from edgesplit_cli.options.rollout import (
@@ -35,7 +36,7 @@ MAX_NAMED = 10
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @click.option(
     "--partition", default="auto", show_default=True,
     help="auto, device, cloud, or a cut by its name in `edgectl plan`: the last LAYER on the device, 'LAYER + LAYER'"

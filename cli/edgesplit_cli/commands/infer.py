@@ -15,6 +15,7 @@ from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import phases
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import read_tensors, write_npz
+from edgesplit_cli.options.completion import complete_devices, complete_models
 from edgesplit_cli.options.types import FILE, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
@@ -25,9 +26,11 @@ MAX_DEADLINE_S = 3600.0
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @click.argument("source", metavar="INPUT", type=FILE)
-@click.option("--device", help="A device of this controller whose agent runs on this machine.")
+@click.option(
+    "--device", help="A device of this controller whose agent runs on this machine.", shell_complete=complete_devices
+)
 @click.option("--url", help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]")
 @click.option(
     "--deadline", "deadline_s", type=Number(0, MAX_DEADLINE_S, min_open=True), default=5.0, show_default=True,

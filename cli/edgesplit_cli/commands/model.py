@@ -20,6 +20,7 @@ from edgesplit.input_spec import InputSpec
 from edgesplit.quantities import format_size
 from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.local.model import MAX_SAMPLES, read_labels, warn_of_range
+from edgesplit_cli.options.completion import complete_devices, complete_models, complete_profiles
 from edgesplit_cli.options.types import EXISTING_PATH
 from edgesplit_cli.output import (
     bold_head,
@@ -155,7 +156,7 @@ def list_models(data: Path, as_json: bool) -> None:
 
 
 @model.command()
-@click.argument("reference")
+@click.argument("reference", shell_complete=complete_models)
 @json_option
 @click.pass_obj
 def show(data: Path, reference: str, as_json: bool) -> None:
@@ -177,7 +178,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("reference")
+@click.argument("reference", shell_complete=complete_models)
 @click.option(
     "--samples",
     type=EXISTING_PATH,
@@ -185,12 +186,12 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     " also measures what lossy codecs do to the answers. labels.json beside them (class by file name) adds accuracy.",
 )
 @click.option(
-    "--device", default="generic-x86", show_default=True,
+    "--device", default="generic-x86", show_default=True, shell_complete=complete_profiles,
     help="Device profile whose predictions --json puts beside what is measured here.",
 )  # fmt: skip
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
-    "--on", "where", default="local", metavar="local|DEVICE",
+    "--on", "where", default="local", metavar="local|DEVICE", shell_complete=complete_devices,
     help="local: the controller's machine; a device: what it measured of the model in operation, in the last day.",
 )  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help=f"Print whole tables, not the first {FEW_ROWS} rows of each.")

@@ -17,6 +17,7 @@ from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
+from edgesplit_cli.options.completion import complete_models_or_files, complete_profiles
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
 from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
@@ -45,8 +46,12 @@ class CostsSource:
 
 
 @click.command()
-@click.argument("what", metavar="MODEL|FILE|COSTS.json")
-@click.option("--device", help="Device profile, by name (see `edgectl profiles`) or file.")
+@click.argument("what", metavar="MODEL|FILE|COSTS.json", shell_complete=complete_models_or_files)
+@click.option(
+    "--device",
+    help="Device profile, by name (see `edgectl profiles`) or file.",
+    shell_complete=complete_profiles,
+)
 @click.option(
     "--link", type=LINK, default="wifi", show_default=True,
     help="Link to the cloud: wifi, lte, 3g, or UP/RTT or UP/DOWN/RTT as in 8mbit/40ms.",
