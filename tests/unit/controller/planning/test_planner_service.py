@@ -26,6 +26,7 @@ from edgesplit_controller.api.request_parsing import parse_bindings
 from edgesplit_controller.app.offload_process import offload_arguments
 from edgesplit_controller.caller import set_current_operator
 from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
+from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.planning.planner_service import (
     PlanningService,
