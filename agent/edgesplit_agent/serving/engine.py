@@ -51,7 +51,7 @@ from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
 from edgesplit_agent.serving.local_executor import Live, LocalExecutor
 from edgesplit_agent.serving.offload_race import OffloadRace, build_answer
 from edgesplit_agent.serving.queue_policy import TOTAL_ROOM_FACTOR
-from edgesplit_agent.serving.request import Answer, Prediction, Request
+from edgesplit_agent.serving.request import Answer, Prediction, Request, served_name
 from edgesplit_agent.serving.request_trace import RequestTrace
 from edgesplit_agent.serving.stale_cache import StaleAnswerCache
 from edgesplit_agent.serving.thread_pool import BoundedThreads
@@ -574,15 +574,10 @@ def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:
     return {row.name: plan.latency_s(row, now) for row in plan_.rows}
 
 
-def served_name(reference: str) -> str:
-    """The name in `name` or `name@version`, by which a model is served."""
-    return reference.partition("@")[0]
-
-
 def find_release(reference: str, serving: Mapping[str, LoadedRelease], version: str | None = None) -> LoadedRelease:
     """The release that serves `name` or `name@version`; NotFound where the model, or that version of it, does not run
     here. `version`: the version in the request's path, which must be the same."""
-    name, _, named_version = reference.partition("@")
+    name, named_version = served_name(reference), reference.partition("@")[2]
     release = serving.get(name)
     if release is None:
         raise NotFound(f"no model {reference[:80]!r} runs here; {suggest_models(name, serving)}")

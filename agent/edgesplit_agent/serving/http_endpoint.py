@@ -39,7 +39,8 @@ from edgesplit.oip_server.statistics import ModelStatistics
 from edgesplit.oip_server.triton_extensions import EXTENSIONS, TritonExtensions
 from edgesplit.shared_memory.regions import Regions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
-from edgesplit_agent.serving.engine import DEADLINE_S, Engine, find_release, served_name
+from edgesplit_agent.serving.engine import DEADLINE_S, Engine, find_release
+from edgesplit_agent.serving.request import served_name
 from edgesplit_agent.telemetry.request_record import RequestRecord
 
 if TYPE_CHECKING:
