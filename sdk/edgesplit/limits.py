@@ -65,7 +65,8 @@ class Limits:
     """Minimum rate of the rest of a large body."""
     inference_json_bytes: int = 16 * 2**20
     """JSON part of an inference body; larger tensors travel as binary data."""
-    inference_tensors: int = 256
+    inference_tensors: int = 16_384
+    """Tensors of one inference body; no row of a release sends or receives more (`edgesplit.release.manifest`)."""
     shared_regions: int = 64
     """Shared memory regions that the programs of one user may register."""
     frame_bytes: int = 64 * 2**20

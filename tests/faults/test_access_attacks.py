@@ -149,7 +149,7 @@ def test_stored_secrets_are_hashes_that_open_nothing(world: ApiHarness) -> None:
 
 def test_a_login_code_is_good_once_and_for_two_minutes(world: ApiHarness, clock: Clock) -> None:
     """A replayed code, a late one, one that never was and a misspelt one: refused, each with its cause. A code has 256
-    random bits, so the cause helps nobody to find another."""
+    random bits, so the cause reveals nothing of use."""
     told = []
     code = world.call("POST", "/v1/session/codes", by=world.owner).json["code"]
     assert world.call("POST", "/v1/session", {"code": code}).status == 200

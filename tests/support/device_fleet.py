@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry, TelemetryWindow
 from edgesplit_controller.fleet.device_view import device_to_dict
 from edgesplit_controller.fleet.devices import Devices
@@ -35,6 +37,17 @@ def new_url(folder: Path) -> str:
     file = folder / "controller.db"
     file.write_bytes(_new())
     return f"sqlite:///{file}"
+
+
+def add_release(session: Session, digest: str) -> None:
+    """A release of the model `m`, version 1, whose row has the id 1."""
+    session.add(Model(
+        id=1, name="m", version=1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={}, shown={},
+        created=0.0,
+    ))  # fmt: skip
+    session.flush()
+    session.add(ReleaseRow(digest=digest, model_id=1, created=0.0, options={}))
+    session.flush()
 
 
 class FleetHarness:
@@ -67,13 +80,7 @@ class FleetHarness:
     def want(self, *names: str) -> None:
         """These devices shall run the model `m`."""
         with self.database.write() as session:
-            session.add(Model(
-                id=1, name="m", version=1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
-                shown={}, created=0.0,
-            ))  # fmt: skip
-            session.flush()
-            session.add(ReleaseRow(digest=RELEASE, model_id=1, created=0.0, options={}))
-            session.flush()
+            add_release(session, RELEASE)
             session.add(Deployment(
                 id=1, release=RELEASE, model="m@1", targets=[], devices=list(names), options={}, created=0.0
             ))  # fmt: skip

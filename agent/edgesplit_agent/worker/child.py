@@ -21,7 +21,7 @@ import numpy as np
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
 from edgesplit.process.confinement import cut_off_network, give_way_when_memory_is_short, lower_limit
-from edgesplit.process.lifecycle import end_with_parent, gain_no_privileges
+from edgesplit.process.lifecycle import end_with_parent, forbid_core_dumps, gain_no_privileges
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, run_slices
 from edgesplit.runtime.dispatch import DispatchingRuntime
@@ -68,7 +68,7 @@ def drop_privileges() -> None:
     gain_no_privileges()
     os.nice(NICE_INCREMENT)
     give_way_when_memory_is_short(OOM_SCORE_ADJUSTMENT)
-    lower_limit(resource.RLIMIT_CORE, 0)
+    forbid_core_dumps()
     lower_limit(resource.RLIMIT_FSIZE, 0)
     lower_limit(resource.RLIMIT_NOFILE, MAX_FILES)
     cut_off_network()

@@ -93,7 +93,7 @@ def backup(
 )  # fmt: skip
 @click.option(
     "--unverified", is_flag=True,
-    help="Restore a file whose maker cannot be verified, such as one of 0.2 without a passphrase. Whoever made it"
+    help="Restore a file whose maker cannot be verified, such as one of 0.2 without a passphrase. Its maker"
     " decides who is admin.",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask whether the operators in FILE are to come back.")
@@ -160,7 +160,7 @@ def restore(
 _ORIGINS = {
     "signature": "The controller's signature is valid.",
     "passphrase": "The passphrase opened it.",
-    "unverified": "NOT VERIFIED: nobody knows who made it.",
+    "unverified": "NOT VERIFIED: its maker is unknown.",
 }
 """What is said about a backup's maker, by the origin."""
 

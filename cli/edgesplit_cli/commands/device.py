@@ -252,7 +252,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
 @click.option("--force", is_flag=True, help="Revoke it first if it is not revoked.")
 @click.pass_obj
 def remove(data: Path, name: str, yes: bool, force: bool) -> None:
-    """Remove NAME for good: a revoked device with its history and logs, or a claim that nobody used."""
+    """Remove NAME for good: a revoked device with its history and logs, or an unused claim."""
     if not yes:
         revoked_first = " It is revoked first if it is enrolled." if force else ""
         click.confirm(f"Remove {name}, and delete its history and logs?{revoked_first}", abort=True)

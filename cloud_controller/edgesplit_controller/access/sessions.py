@@ -63,8 +63,8 @@ class Sessions:
         return code, expires
 
     def open_by_code(self, code: str, address: str) -> OpenedSession:
-        """Open a session by an unused login code. Unauthenticated, with the reason, for any other: whoever has a code
-        of 256 random bits was given it, so the reason helps nobody to guess one."""
+        """Open a session by an unused login code. Unauthenticated, with the reason, for any other: a code has 256
+        random bits and cannot be guessed, so the reason reveals nothing of use."""
         if not bearer_token.is_well_formed(code, "code"):
             raise Unauthenticated(MISSPELT_CODE)
         hashed, now = bearer_token.fingerprint(code), self._now()

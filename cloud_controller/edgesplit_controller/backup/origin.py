@@ -61,7 +61,7 @@ def judge_origin(header: Header, *, signed_by: bytes, of_folder: bytes, unverifi
     """
     if signed_by:
         if header.signer != signed_by:
-            signer = f"by {signer_text(header.signer)}" if header.signer else "by nobody"
+            signer = f"by {signer_text(header.signer)}" if header.signer else "by no controller"
             raise TrustError(f"this backup is signed {signer}, not by {signer_text(signed_by)}: do not use it")
         return "signature"
     if header.signer and header.signer == of_folder:
@@ -72,8 +72,8 @@ def judge_origin(header: Header, *, signed_by: bytes, of_folder: bytes, unverifi
         return "unverified"
     if not header.signer:
         raise TrustError(
-            "this backup cannot be verified: it is not signed. edgesplit 0.2 made such files, and anybody can make one"
-            " that names its own admins. If you know that your controller wrote this very file, restore it with"
+            "this backup cannot be verified: it is not signed. edgesplit 0.2 made such files, and an attacker can make"
+            " one that names its own admins. If you know that your controller wrote this very file, restore it with"
             " --unverified"
         )
     if of_folder:

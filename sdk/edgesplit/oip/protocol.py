@@ -48,7 +48,8 @@ T = TypeVar("T")
 MIN_SHARED_BYTES = 16_384
 """Least size in bytes of a tensor that is put into shared memory; smaller ones travel in the body."""
 ALIGN = 64
-_MAX_RANK = 16
+_MAX_RANK = 32
+"""Dimensions of a tensor: numpy before version 2 has no more."""
 _WHAT = "inference body"
 _BYTES_PREFIX = struct.Struct("<I")
 

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from edgesplit.msgspec_warmup import warm_up_structs
-from edgesplit.process.lifecycle import gain_no_privileges
+from edgesplit.process.lifecycle import forbid_core_dumps, gain_no_privileges
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _EPERM: Final = 1
@@ -107,7 +107,7 @@ def confine(limits: Confinement) -> None:
     lower_limit(resource.RLIMIT_AS, limits.memory_bytes)
     lower_limit(resource.RLIMIT_CPU, limits.cpu_s)
     lower_limit(resource.RLIMIT_FSIZE, limits.file_bytes)
-    lower_limit(resource.RLIMIT_CORE, 0)
+    forbid_core_dumps()
     give_way_when_memory_is_short(1000)
     gain_no_privileges()
     drop_capabilities()
@@ -135,8 +135,8 @@ def give_way_when_memory_is_short(adjustment: int) -> None:
 def drop_capabilities() -> None:
     """Take from this process, for good, what root may do beyond other users: with it a process reads the environment of
     others past every other rule."""
-    nobodys = struct.pack("6I", *[0] * 6)  # effective, permitted and inheritable ones, in two words each
-    _LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), nobodys)
+    none = struct.pack("6I", *[0] * 6)  # effective, permitted and inheritable ones, in two words each
+    _LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), none)
 
 
 def cut_off_network() -> bool:

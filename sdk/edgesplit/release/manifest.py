@@ -291,6 +291,12 @@ def _check_manifest(manifest: Manifest) -> None:
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.private_tensors):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends tensors that must stay on the device")
+            for link in (row, *row.hops):
+                if max(len(link.sends), len(link.receives)) > LIMITS.inference_tensors:
+                    raise MalformedMessage(
+                        f"manifest: row {row.name!r} sends {len(link.sends)} tensors and receives {len(link.receives)},"
+                        f" at most {LIMITS.inference_tensors}"
+                    )
             _check_hops(row, plan)
             local_layers = {layer for slice_ in manifest.slices if slice_.name in row.device for layer in slice_.layers}
             if not local_layers.issuperset(plan.required_local_layers):

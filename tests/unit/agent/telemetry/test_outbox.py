@@ -336,15 +336,14 @@ def test_batch_fits_into_one_message(tmp_path: Path) -> None:
             models=windows,
         )
         outbox.on_unsent(one, messages.encode(one))
-    now, seen = 0.0, 0
-    while seen < 60:
+    seen = 0
+    for now in range(0, 60 * 200, 100):  # a batch holds at least one of the 60, and two calls make one
         late = outbox.next_batch(now, 0.0)
-        now += 100.0
-        if late is None:
-            continue
-        assert len(messages.encode(late)) < 100_000
-        seen += len(late.messages)
-        outbox.on_ack(Ack(batch=late.batch), now)
+        if late is not None:
+            assert len(messages.encode(late)) < 100_000
+            seen += len(late.messages)
+            outbox.on_ack(Ack(batch=late.batch), now + 100.0)
+    assert seen == 60
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,11 @@ from edgesplit_controller.storage.tables.core import (
     ClaimRow,
     Event,
     GatewayRouteRow,
-    Model,
-    ReleaseRow,
     RemovedDeviceRow,
     TelemetryRow,
 )
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow, LogBundleRow, LogPieceRow
+from support.device_fleet import add_release
 from support.immediate_deployment import deploy
 from support.rollout_harness import NEW, RolloutHarness
 
@@ -56,12 +55,7 @@ class Fleet:
         self.logs = LogBundleStore(self.database, lambda _name, _job: None, now=lambda: self.now)
         self.authority = Authority(folder / "keys")
         with self.database.write() as session:
-            session.add(Model(
-                id=1, name="m", version=1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
-                shown={}, created=0.0,
-            ))  # fmt: skip
-            session.flush()
-            session.add(ReleaseRow(digest=RELEASE, model_id=1, created=0.0, options={}))
+            add_release(session, RELEASE)
 
     def _sign(self, statement: Statement) -> bytes:
         return messages.encode(Signed(messages.encode(statement), ()))

@@ -80,6 +80,15 @@ def test_bytes_elements_round_trip(elements: list[bytes]) -> None:
     assert oip.decode_response(joined(buffers), length).outputs["t"].tolist() == elements
 
 
+def test_cut_through_many_tensors_of_many_dimensions_round_trips() -> None:
+    """A cut that a plan may choose was refused by the server: 256 tensors and 16 dimensions were the most."""
+    inputs = {f"t{number}": np.full((1,) * 32, number, np.int32) for number in range(1_000)}
+    buffers, length = oip.encode_request(oip.InferRequest(inputs))
+    decoded = oip.decode_request(b"".join(buffers), length)
+    assert decoded.inputs.keys() == inputs.keys()
+    assert all(np.array_equal(decoded.inputs[name], tensor) for name, tensor in inputs.items())
+
+
 def test_tensors_are_views_of_the_body_and_aligned() -> None:
     """A large activation is not copied on its way in; an unaligned one is."""
     inputs = {"a": np.arange(3, dtype=np.uint8), "b": np.arange(4, dtype=np.float64)}
