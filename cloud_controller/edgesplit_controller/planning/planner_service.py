@@ -253,6 +253,7 @@ class PlanningService:
 
     def _cuts(self, model: Model, device_class: str) -> Cuts:
         """Split points in the table for this class, one of whose rows is chosen whatever the link."""
+        report_step(f"planning for {device_class}")
         return cut_sets(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}).table)
 
     def costs(
