@@ -30,6 +30,7 @@ from edgesplit.oip.options import NONE, Hedge, InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.runtime import Tensor
+from edgesplit.terminal_text import printable
 from edgesplit_agent.offload.target import (
     IDLE_PROBE_S,
     INITIAL_LINK,
@@ -580,12 +581,13 @@ def find_release(reference: str, serving: Mapping[str, LoadedRelease], version: 
     name, named_version = served_name(reference), reference.partition("@")[2]
     release = serving.get(name)
     if release is None:
-        raise NotFound(f"no model {reference[:80]!r} runs here; {suggest_models(name, serving)}")
+        raise NotFound(f"no model {printable(reference[:80])} runs here; {suggest_models(name, serving)}")
     for wanted in (named_version, version):
         if wanted and wanted != release.version:
+            other = printable(wanted[:80])
             raise NotFound(
-                f"version {wanted[:80]} of {name} does not run here, but {name}@{release.version}: ask for {name}, or"
-                f" deploy {name}@{wanted[:80]}"
+                f"version {other} of {name} does not run here, but {name}@{release.version}: ask for {name}, or"
+                f" deploy {name}@{other}"
             )
     return release
 
