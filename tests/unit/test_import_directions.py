@@ -79,8 +79,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "main",
     ),
     CONTROLLER: (
-        "caller errors job_progress periodic_thread pki settings status",
-        "storage tuf",
+        "caller errors periodic_thread pki settings status",
+        "job_progress storage tuf",
         "access backup history messaging model_registry",
         "planning",
         "fleet",

@@ -14,7 +14,6 @@ from click.shell_completion import CompletionItem
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import default_data_folder
-from edgesplit.device_profile import list_profiles
 from edgesplit.errors import EdgeError
 from edgesplit_cli.settings import chosen_credentials
 
@@ -45,6 +44,8 @@ def complete_devices(context: click.Context, _param: click.Parameter, incomplete
 
 def complete_profiles(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of device profiles; files where none begins like this."""
+    from edgesplit.device_profile import list_profiles
+
     return _items(list_profiles(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 
