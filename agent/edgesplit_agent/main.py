@@ -38,7 +38,7 @@ from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.providers import PROVIDERS, check_names
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
-from edgesplit_agent.control.enrolment import enrol, enrol_with_retries, read_claim
+from edgesplit_agent.control.enrolment import enrol, enrol_with_retries, read_claim, removed_if_refused
 from edgesplit_agent.control.gateway_server import listen_address
 from edgesplit_agent.host.log_buffer import install_log_buffer
 from edgesplit_agent.host.sd_notify import ServiceManager
@@ -339,7 +339,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         version_manager = VersionManager(folder, launch_context, restart)
         version_manager.write_format()
-        identity = _ensure_enrolled(options, folder, manager, stop)
+        with removed_if_refused(folder):
+            identity = _ensure_enrolled(options, folder, manager, stop)
         if identity is not None:
             log_format.set_process_subjects(device=identity.device)
             _serve(AgentSettings(
@@ -428,7 +429,8 @@ def _enrol(options: argparse.Namespace) -> int:
     folder.acquire()
     folder.make_private()
     try:
-        identity = enrol(folder, read_claim(options.claim), options.controller)
+        with removed_if_refused(folder):
+            identity = enrol(folder, read_claim(options.claim), options.controller)
     finally:
         folder.release()
     print(f"enrolled as {identity.device} ({identity.device_class})")

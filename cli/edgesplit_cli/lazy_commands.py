@@ -1,11 +1,17 @@
-"""Commands that are imported on first use, so that `edgectl device list` does not load what it does not need."""
+"""Commands that are imported on first use, so that `edgectl device list` does not load what it does not need, and
+`edgectl --help` none of them."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
@@ -38,3 +44,38 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
     def __len__(self) -> int:
         return len(self._modules)
+
+    def outlines(self) -> dict[str, click.Command]:
+        """A stand-in for each command, with its name and help text, which is read from its source: importing all of
+        them takes a second."""
+        docs = {module: _docstrings(f"edgesplit_cli.commands.{module}") for module in {*self._modules.values()}}
+        return {name: click.Command(name, help=docs[module].get(name)) for name, module in self._modules.items()}
+
+
+class LazyGroup(click.Group):
+    """A group that is described without importing its commands."""
+
+    def __init__(self, name: str | None = None, commands: LazyCommands | None = None, **settings: Any) -> None:
+        super().__init__(name, commands, **settings)
+        self.outlines = (commands or LazyCommands({})).outlines
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands in the help text."""
+        click.Group(commands=self.outlines()).format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands and options that begin like this."""
+        commands = [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in sorted(self.outlines().items())
+            if name.startswith(incomplete)
+        ]
+        return commands + super(click.Group, self).shell_complete(ctx, incomplete)
+
+
+def _docstrings(module: str) -> dict[str, str]:
+    """The docstrings of a module's functions, by name, without importing it."""
+    spec = find_spec(module)
+    source = spec.loader.get_source(module) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+    functions = (node for node in ast.parse(source or "").body if isinstance(node, ast.FunctionDef))
+    return {function.name: ast.get_docstring(function) or "" for function in functions}

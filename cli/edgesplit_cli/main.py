@@ -16,7 +16,7 @@ import click
 from edgesplit import __version__
 from edgesplit.controller_client.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
 from edgesplit.errors import EdgeError, InfeasibleLimits
-from edgesplit_cli.lazy_commands import LazyCommands
+from edgesplit_cli.lazy_commands import LazyCommands, LazyGroup
 from edgesplit_cli.options.plan_limits import LIMIT_PATTERN, to_options
 
 COMMANDS = {
@@ -33,7 +33,9 @@ COMMANDS = {
 
 
 @click.group(
-    commands=LazyCommands(COMMANDS), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=LazyGroup,
+    commands=LazyCommands(COMMANDS),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="edgectl")
 @click.option(

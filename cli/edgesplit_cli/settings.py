@@ -18,10 +18,10 @@ PASSPHRASE_VARIABLE = "EDGESPLIT_PASSPHRASE"
 PIN_VARIABLE = "EDGESPLIT_PIN"
 
 
-def chosen_credentials(data: Path) -> Path | None:
+def chosen_credentials(data: Path, context: click.Context | None = None) -> Path | None:
     """The credentials file of this call: the one given by option or variable; else, where no data folder is given and
     no controller runs on `data`, that of the last login. None means the credentials in the data folder."""
-    context = click.get_current_context(silent=True)
+    context = context or click.get_current_context(silent=True)
     root = context.find_root() if context is not None else None
     options: dict[str, Any] = root.params if root is not None else {}
     named: Path | None = options.get("credentials")

@@ -23,6 +23,7 @@ from edgesplit.errors import (
     ModelRefused,
     NotFound,
     TrustError,
+    Unreachable,
     UsageError,
 )
 
@@ -40,7 +41,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 __all__ = [
     "Answer", "AsyncClient", "Busy", "Client", "DeadlineExceeded", "Dropped", "EdgeError", "InfeasibleLimits",
     "InferOptions", "InferenceFailed", "LinkError", "MalformedMessage", "ModelRefused", "NotFound", "TrustError",
-    "UsageError", "__version__",
+    "Unreachable", "UsageError", "__version__",
 ]  # fmt: skip
 _LAZY = {
     "Answer": "edgesplit.client.client", "Client": "edgesplit.client.client",

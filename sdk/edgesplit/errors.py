@@ -37,6 +37,11 @@ class LinkError(EdgeError):
     exit_code = 5
 
 
+class Unreachable(LinkError):
+    """No process listens at the address, or this user may not connect to it: the connection was refused, or there is no
+    such socket."""
+
+
 class TrustError(EdgeError):
     """Verification of the peer or its data failed. Keep the running version; never retry."""
 

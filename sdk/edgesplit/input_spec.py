@@ -2,8 +2,8 @@
 the network and can run on any tier.
 
 Pictures: `image/jpeg WIDTHxHEIGHT [qQUALITY] [rgb|bgr|gray] [nchw|nhwc] [scale=S] [mean=A,B,C] [std=A,B,C] [uint8]`.
-WIDTHxHEIGHT is the size that the camera sends; the tensor's size comes from the model. value = (pixel * scale - mean) /
-std.
+WIDTHxHEIGHT is the size that the camera sends; the tensor's size comes from the model, and the picture is stretched to
+it (bilinear; the aspect ratio is not kept). value = (pixel * scale - mean) / std.
 
 Sound: `audio/pcm16 RATE [SAMPLES] [scale=S]`: one channel of signed 16-bit little-endian samples, for example
 `audio/pcm16 16k`. A frame consists of SAMPLES samples, by default as many as the model takes; value = sample * scale,
@@ -43,6 +43,10 @@ PCM16_BYTES = 2
 """Bytes per sample."""
 PCM16_SCALE = 1 / 32768
 """Default scale: full scale becomes 1."""
+USUAL_MAGNITUDE = 16.0
+"""Inputs beyond this are unusual: models are trained on values of the order of 1, normalised ones on a few."""
+_OTHER_FORMATS = ((b"\x89PNG", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP or WAV"), (b"BM", "BMP"), (b"II*\0", "TIFF"))
+"""First bytes of picture formats that are not decoded."""
 
 _MODES: dict[str, str] = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 """Pillow mode by colour order."""
@@ -189,10 +193,38 @@ def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generi
                 raise UsageError(f"frame of {picture.width}x{picture.height} pixels is too large")
             pixels = picture.convert(_MODES[spec.colour])
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError("the frame is not a whole JPEG") from error
+        raise UsageError(_not_a_jpeg(bytes(frame[:4]))) from error
     if pixels.size != (spec.tensor_width, spec.tensor_height):
         pixels = pixels.resize((spec.tensor_width, spec.tensor_height), Image.Resampling.BILINEAR)
     return _normalise(spec, np.asarray(pixels))
+
+
+def _not_a_jpeg(head: bytes) -> str:
+    """Why a frame that begins with these bytes is refused."""
+    for magic, name in _OTHER_FORMATS:
+        if head.startswith(magic):
+            return f"the frame is a {name} file; only JPEG is decoded: convert it"
+    return "the frame is not a whole JPEG"
+
+
+def range_warning(spec: InputSpec) -> str:
+    """A warning where the values that the spec makes of frames are unusual for a model, as with `scale=255`; else
+    empty."""
+    if spec.datatype == "UINT8":
+        return ""
+    raw = (-1 / PCM16_SCALE, 1 / PCM16_SCALE) if spec.is_sound else (0.0, 255.0)
+    ends = [
+        (value * spec.scale - mean) / std
+        for value in raw
+        for mean, std in zip(spec.mean * spec.channels, spec.std * spec.channels, strict=False)
+    ]
+    if max(map(abs, ends)) <= USUAL_MAGNITUDE:
+        return ""
+    usual = "scale=1/32768" if spec.is_sound else "scale=1/255"
+    return (
+        f"with this --input the model gets values from {min(ends):.6g} to {max(ends):.6g}; most models are trained on"
+        f" values near 0 to 1 or -1 to 1, as with {usual}"
+    )
 
 
 def _decode_sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:

@@ -22,7 +22,7 @@ from edgesplit import Answer, AsyncClient, Client, InferOptions
 from edgesplit.client.connection import Connection
 from edgesplit.client.direct import endpoint, request_policy
 from edgesplit.client.direct.grant import LANE_PATH
-from edgesplit.errors import EdgeError, InferenceFailed, UsageError
+from edgesplit.errors import EdgeError, InferenceFailed, NotFound, UsageError
 from edgesplit.observability import metrics, trace_context
 from edgesplit.oip.options import NONE
 from edgesplit_agent.worker.host import WorkerLost
@@ -308,3 +308,14 @@ def test_an_invalid_request_for_direct_access_is_refused_with_its_reason(harness
         one.close()
     os.close(read)
     os.close(write)
+
+
+def test_a_model_named_with_its_version_gets_lanes_too(harness: DirectAccessHarness) -> None:
+    """`one@1` where that version runs; another version is refused with the one that does."""
+    with Client(harness.url) as client:
+        for _ in range(3):
+            answer = client.infer("one@1", {"x": SMALL}, deadline_s=PATIENCE_S)
+            np.testing.assert_array_equal(answer.outputs["y"], 2 * SMALL)
+        assert harness.inferences == 1 and harness.wishes == 1
+        with pytest.raises(NotFound, match="version 2 of one does not run here, but one@1"):
+            client.infer("one@2", {"x": SMALL}, deadline_s=PATIENCE_S)

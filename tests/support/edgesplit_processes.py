@@ -125,6 +125,7 @@ class Agent:
         argv += ["--port", str(self.port), "--emulate", "--health-seconds", "0.5"]
         argv += ["--die-with-parent", str(os.getpid()), *extra]
         self.process = DemoProcess(name, argv, cloud.folder / f"{name}.log", ONE_THREAD)
+        self.client = Client(self.url)
 
     @property
     def url(self) -> str:
@@ -140,7 +141,7 @@ class Agent:
 
     def infer(self, model: str, inputs: dict[str, Any], deadline_s: float = 20.0) -> Any:
         """One answer."""
-        return Client(self.url).infer(model, inputs, deadline_s=deadline_s)
+        return self.client.infer(model, inputs, deadline_s=deadline_s)
 
 
 def frames(count: int) -> list[tuple[bytes, int]]:

@@ -120,8 +120,12 @@ class SupervisedAgent:
     def is_serving(self) -> bool:
         """Applications are answered, by the model that was there all along."""
         folder = DataFolder(self.data)
-        # The address is written after the first report.
-        eventually("the agent has written its address", lambda: folder.read_address() is not None, 60)
+
+        def is_listening() -> bool:  # the address is written after the first report, and may be an earlier agent's
+            address = folder.read_address()
+            return address is not None and Client(address.url).ready()
+
+        eventually("the agent has written its address, and listens there", is_listening, 60)
         address = folder.read_address()
         assert address is not None
         with Client(address.url) as client:

@@ -80,7 +80,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     CONTROLLER: (
         "caller errors periodic_thread pki settings status",
-        "storage tuf",
+        "job_progress storage tuf",
         "access backup history messaging model_registry",
         "planning",
         "fleet",

@@ -13,14 +13,15 @@ import itertools
 import json
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.backoff import Backoff
 from edgesplit.crypto.key_wrapping import load_or_make_encryption_key, sign_encryption_key
-from edgesplit.errors import LinkError, TrustError, UsageError
+from edgesplit.errors import LinkError, MalformedMessage, TrustError, UsageError
 from edgesplit.trust.identity import (
     Claim,
     Credentials,
@@ -97,6 +98,16 @@ def enrol(
     return identity
 
 
+@contextmanager
+def removed_if_refused(folder: DataFolder) -> Iterator[None]:
+    """A context for enrolment: a claim that is refused leaves no folder behind that this process made."""
+    try:
+        yield
+    except (TrustError, MalformedMessage, UsageError):
+        folder.remove_if_new()
+        raise
+
+
 def _by_https(url: str, ca_pem: str) -> PostEnrolment:
     return lambda request: post(url, "/v1/enrol", enrolment_context(ca_pem), request, "the claim")
 
@@ -110,6 +121,7 @@ def enrol_with_retries(
         try:
             return enrol(folder, claim, controller_url)
         except LinkError as error:
+            folder.keep()  # the request may have arrived, and the controller answers only the same key again
             log.warning("not enrolled yet, retrying: %s", error)
         if wait(RETRY.pause_s(tries, 0.5)):
             break

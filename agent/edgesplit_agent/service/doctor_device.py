@@ -45,7 +45,7 @@ def check_data_folder(folder: DataFolder) -> Iterator[Finding]:
     readable_keys = [key for key in keys if _open_to_others(key)]
     if readable_keys:
         yield bad("folder", f"other users can read the private key {readable_keys[0]}", f"chmod 600 {readable_keys[0]}")
-    elif status.st_mode & 0o007:
+    elif status.st_mode & 0o006:  # to pass through it (0711) is what the agent allows users of its socket
         yield warning("folder", f"other users can list {path}", f"chmod 700 {path}")
     elif not os.access(path, os.W_OK):
         yield bad(

@@ -25,6 +25,7 @@ from edgesplit.runtime import Timing
 from edgesplit_agent.power.energy_model import EnergyMeter, actual_joules
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.accounting import RequestAccounting
+from edgesplit_agent.serving.request import served_name
 from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.worker.dataflow import dataflow_of
 from edgesplit_agent.worker.direct.broker import LaneResults, LaneSpec, ReleaseLanes
@@ -145,9 +146,10 @@ class DirectAccess:
             os.close(descriptor)
 
     def open(self, model: str, descriptor: int, *, shared: bool) -> Grant:
-        """Grant a lane to `model` over the socket `descriptor`. Raises NotFound, UsageError, or Busy with the
-        reason."""
+        """Grant a lane to `model` (`name` or `name@version`) over the socket `descriptor`. Raises NotFound, UsageError,
+        or Busy with the reason."""
         release = self.lease(model)
+        model = served_name(model)
         try:
             with self._changing:
                 conditions = self.conditions(model)

@@ -30,6 +30,7 @@ from edgesplit.oip.options import NONE, Hedge, InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.runtime import Tensor
+from edgesplit.terminal_text import printable
 from edgesplit_agent.offload.target import (
     IDLE_PROBE_S,
     INITIAL_LINK,
@@ -51,7 +52,7 @@ from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
 from edgesplit_agent.serving.local_executor import Live, LocalExecutor
 from edgesplit_agent.serving.offload_race import OffloadRace, build_answer
 from edgesplit_agent.serving.queue_policy import TOTAL_ROOM_FACTOR
-from edgesplit_agent.serving.request import Answer, Prediction, Request
+from edgesplit_agent.serving.request import Answer, Prediction, Request, served_name
 from edgesplit_agent.serving.request_trace import RequestTrace
 from edgesplit_agent.serving.stale_cache import StaleAnswerCache
 from edgesplit_agent.serving.thread_pool import BoundedThreads
@@ -273,6 +274,7 @@ class Engine:
     ) -> Answer:  # fmt: skip
         began = perf_counter()
         release, target = self._leased(model)
+        model = served_name(model)
         try:
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
@@ -296,12 +298,9 @@ class Engine:
         Raises NotFound.
         """
         with self._lock:
-            release, target = self._serving.get(model), self.own_target
-            if release is not None:
-                target = self._target_of.get(release, target)
-                release.lease()
-        if release is None:
-            raise NotFound(f"no model {model[:80]!r} runs here; {suggest_models(model, self._serving)}")
+            release = find_release(model, self._serving)
+            target = self._target_of.get(release, self.own_target)
+            release.lease()
         return release, target
 
     # One request
@@ -576,6 +575,23 @@ def _reclassify_race(answer: Answer, sent: Row, plan_: Plan, conditions: Conditi
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:
     """Predicted seconds of each row now, by name."""
     return {row.name: plan.latency_s(row, now) for row in plan_.rows}
+
+
+def find_release(reference: str, serving: Mapping[str, LoadedRelease], version: str | None = None) -> LoadedRelease:
+    """The release that serves `name` or `name@version`; NotFound where the model, or that version of it, does not run
+    here. `version`: the version in the request's path, which must be the same."""
+    name, named_version = served_name(reference), reference.partition("@")[2]
+    release = serving.get(name)
+    if release is None:
+        raise NotFound(f"no model {printable(reference[:80])} runs here; {suggest_models(name, serving)}")
+    for wanted in (named_version, version):
+        if wanted and wanted != release.version:
+            other = printable(wanted[:80])
+            raise NotFound(
+                f"version {other} of {name} does not run here, but {name}@{release.version}: ask for {name}, or"
+                f" deploy {name}@{other}"
+            )
+    return release
 
 
 def suggest_models(model: str, serving: Iterable[str]) -> str:

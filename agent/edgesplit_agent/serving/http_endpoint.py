@@ -40,7 +40,8 @@ from edgesplit.oip_server.statistics import ModelStatistics
 from edgesplit.oip_server.triton_extensions import EXTENSIONS, TritonExtensions
 from edgesplit.shared_memory.regions import Regions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
-from edgesplit_agent.serving.engine import DEADLINE_S, Engine, suggest_models
+from edgesplit_agent.serving.engine import DEADLINE_S, Engine, find_release
+from edgesplit_agent.serving.request import served_name
 from edgesplit_agent.telemetry.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Endpoint:
         if match is not None and match["rest"] == "infer":
             if request.method != "POST":
                 raise Refused(405, f"{request.method} is not for {request.path[:200]}")
-            self._release(match["model"], match["version"])
+            find_release(match["model"], self._engine.serving, match["version"])
         elif int(request.headers["content-length"]) > MAX_CONTROL_BODY_BYTES:
             raise Refused(413, f"a body of more than {MAX_CONTROL_BODY_BYTES} bytes, which only an inference may have")
 
@@ -149,8 +150,8 @@ class Endpoint:
 
     def _handle_model_path(self, request: Request, match: re.Match[str]) -> Response:
         """Handle paths below a model."""
-        model, rest = match["model"], match["rest"] or ""
-        release = self._release(model, match["version"])
+        release = find_release(match["model"], self._engine.serving, match["version"])
+        model, rest = served_name(match["model"]), match["rest"] or ""
         if request.method == "POST" and rest == "infer":
             return self._infer(model, release, request)
         if request.method != "GET" or rest == "infer":
@@ -184,13 +185,6 @@ class Endpoint:
             entries = [statistics.to_dict(name, release.version) for name, release in serving]
             return json_response(200, {"model_stats": entries})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
-
-    def _release(self, model: str, version: str | None) -> LoadedRelease:
-        release = self._engine.serving.get(model)
-        if release is None or version not in (None, release.version):
-            which = model if version is None else f"{model} version {version}"
-            raise NotFound(f"no model {which} runs here; {suggest_models(model, self._engine.serving)}")
-        return release
 
     def _infer(self, model: str, release: LoadedRelease, request: Request) -> Response:
         began = perf_counter()

@@ -84,3 +84,8 @@ class Prediction:
     None."""
     early_s: float | None = None
     """Seconds after sending at which an early hedge should start, if its cost is allowed."""
+
+
+def served_name(reference: str) -> str:
+    """The name in `name` or `name@version`, by which a model is served."""
+    return reference.partition("@")[0]

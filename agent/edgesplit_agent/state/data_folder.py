@@ -26,6 +26,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -107,6 +108,8 @@ class DataFolder:
         self._lock_descriptor: int | None = None
         self._session_lock = threading.Lock()
         self._last_session = 0
+        self._is_new = False
+        """This process made the folder, and nothing refers to what is in it."""
 
     def acquire(self) -> None:
         """Lock the folder, check its format and remove partial files. UsageError where another agent holds the lock,
@@ -139,6 +142,7 @@ class DataFolder:
         """Take the exclusive lock without looking at the content. FolderInUse where another agent has it, UsageError
         where the folder cannot be written."""
         try:
+            self._is_new = not self.path.exists()
             make_folders(self.path)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -177,6 +181,15 @@ class DataFolder:
             os.close(self._lock_descriptor)
             self._lock_descriptor = None
 
+    def keep(self) -> None:
+        """Keep the folder whatever becomes of the enrolment: the controller may know the key in it."""
+        self._is_new = False
+
+    def remove_if_new(self) -> None:
+        """Remove the folder where this process made it and `keep` was not called."""
+        if self._is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def read_identity(self) -> Identity | None:
         """The device's identity, or None before enrolment is complete. Falls back to the copy where `enrolled.json` is
         damaged."""
@@ -187,6 +200,7 @@ class DataFolder:
 
     def write_identity(self, identity: Identity) -> None:
         """Record the identity: the last step of enrolment, which makes it take effect."""
+        self.keep()
         content = msgspec.json.format(msgspec.json.encode(identity))
         write_durably(self.identity / "enrolled.json", content)
         try:  # the identity cannot be fetched again: the claim is valid for one enrolment

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from edgesplit.errors import Dropped, UsageError
 from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.oip.report import Report
 from edgesplit_agent.releases.output_drift import Drift
@@ -21,8 +20,6 @@ from edgesplit_agent.telemetry.windows import quantile
 
 MAX_LATENCIES = 2_048
 """Number of newest latencies of a release that enter its percentile."""
-APPLICATION_ERRORS = (UsageError, Dropped)
-"""Errors that are the application's fault."""
 Number = TypeVar("Number", int, float)
 
 
@@ -70,7 +67,7 @@ class ReleaseHealthTracker:
     def finished(self, record: RequestRecord) -> None:
         """Count a request for the release with which it began; not one that failed by the application's fault."""
         outcome = record.outcome
-        if outcome is None or isinstance(outcome, APPLICATION_ERRORS):
+        if outcome is None or record.is_application_error:
             return
         with self._lock:
             health = self._records.get(record.model)

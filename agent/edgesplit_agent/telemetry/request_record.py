@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from edgesplit.errors import Dropped, UsageError
 from edgesplit.oip.report import Report, phases
 from edgesplit.runtime import Timing
 from edgesplit_agent.releases.loaded_release import LoadedRelease
+
+APPLICATION_ERRORS = (UsageError, Dropped)
+"""Errors that are the application's fault, or its wish: neither the model nor the device failed."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class RequestRecord:
     """Measured times of the slices; None where the device's part did not succeed."""
     is_direct: bool = False
     """Whether it was answered over a lane, past the agent."""
+
+    @property
+    def is_application_error(self) -> bool:
+        """Whether the request failed by the application's fault, such as a picture that cannot be decoded."""
+        return isinstance(self.outcome, APPLICATION_ERRORS)
 
     @cached_property
     def phases(self) -> Mapping[str, float]:

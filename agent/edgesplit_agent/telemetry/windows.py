@@ -80,9 +80,10 @@ class TelemetryWindows:
         self.total: dict[str, dict[str, int]] = {}
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request, answered or failed."""
+        """Count a request, answered or failed; not one that failed by the application's fault, which only the agent's
+        own metrics count, as rejected or dropped."""
         model, report = record.model, record.outcome
-        if report is None:
+        if report is None or record.is_application_error:
             return
         with self._lock:
             tally = self._tallies.setdefault(model, Tally())

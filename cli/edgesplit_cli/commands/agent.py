@@ -24,8 +24,8 @@ from edgesplit_cli.options.rollout import (
     yes_option,
 )
 from edgesplit_cli.options.types import FOLDER
-from edgesplit_cli.output import console, json_option, print_json, print_result, table
-from edgesplit_cli.progress import upload_bar
+from edgesplit_cli.output import json_option, print_json, print_result, table
+from edgesplit_cli.progress import progress_text, upload_bar
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 
@@ -108,7 +108,7 @@ def deploy(
         for line in device_lines(deployment):
             click.echo(line)
     if wait_s:
-        wait_for_rollout(api, deployment["rollout"], wait_s)
+        wait_for_rollout(api, deployment["rollout"], wait_s, quiet=as_json)
     elif not as_json:
         click.echo(f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it.")
     if as_json:
@@ -116,9 +116,8 @@ def deploy(
 
 
 def _build_kit(target: Target, extras: tuple[str, ...], wheelhouse: Path | None, quiet: bool) -> Kit:
-    with console().status("making a kit") as status:
-        on_progress = (lambda text: None) if quiet else (lambda text: status.update(text))
-        return build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse, progress=on_progress)
+    with progress_text(f"making a kit for {target}", quiet=quiet) as report:
+        return build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse, progress=report)
 
 
 def _push_kit(api: ControllerClient, kit: Kit, quiet: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
+from edgesplit_cli.options.completion import complete_profiles
 from edgesplit_cli.options.types import NEW_FILE, POSITIVE, Number
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.progress import progress_bar
@@ -23,7 +24,7 @@ from edgesplit_cli.progress import progress_bar
 @click.option("--name", default="local", show_default=True, help="Name of the profile: the device class in plans.")
 @click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads that slices run with.")
 @click.option(
-    "--base", default="generic-x86", show_default=True,
+    "--base", default="generic-x86", show_default=True, shell_complete=complete_profiles,
     help="Profile that supplies what cannot be measured here: power, and the speed of storage.",
 )  # fmt: skip
 @json_option

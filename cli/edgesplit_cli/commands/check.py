@@ -14,6 +14,7 @@ from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import open_model, read_samples
+from edgesplit_cli.options.completion import complete_models_or_files
 from edgesplit_cli.options.types import EXISTING_PATH, FILE, POSITIVE
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 from edgesplit_cli.progress import progress_bar
@@ -27,7 +28,7 @@ EXIT_NOT_FINE = 1
 
 
 @click.command()
-@click.argument("what", metavar="MODEL|FILE")
+@click.argument("what", metavar="MODEL|FILE", shell_complete=complete_models_or_files)
 @click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
@@ -53,7 +54,9 @@ def check(
 
     model = open_model(context.obj, what, input_text, bindings)
     rows = read_rows(plan_file) if plan_file else ()
-    inputs = read_samples(samples, model.loaded.spec, MAX_SAMPLES)
+    inputs = read_samples(
+        samples, model.loaded.spec, MAX_SAMPLES, inputs=[spec.name for spec in model.loaded.prepared.inputs]
+    )
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress_bar(f"checking {model.name}", *columns, quiet=as_json) as update:
         report = check_model(

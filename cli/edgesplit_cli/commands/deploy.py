@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import DeadlineExceeded
 from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.replan import replan_option, set_policy
 from edgesplit_cli.commands.rollout import all_devices
+from edgesplit_cli.options.completion import complete_models
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
 from edgesplit_cli.options.rollout import NAMES as ROLLOUT
 from edgesplit_cli.options.rollout import (
@@ -27,17 +26,18 @@ from edgesplit_cli.options.rollout import (
     yes_option,
 )
 from edgesplit_cli.output import console, json_option, print_json, print_result, table
+from edgesplit_cli.progress import controller_progress, progress_text
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import offline_lines
 from edgesplit_cli.views.plan import loss_text
-from edgesplit_cli.views.rollout import exit_code, is_awaited_offline, is_settled, poll
+from edgesplit_cli.views.rollout import exit_code, is_awaited_offline, is_settled, poll, progress_line
 
 POLL_S = 0.3
 MAX_NAMED = 10
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @click.option(
     "--partition", default="auto", show_default=True,
     help="auto, device, cloud, or a cut by its name in `edgectl plan`: the last LAYER on the device, 'LAYER + LAYER'"
@@ -97,7 +97,7 @@ def deploy(
     if not as_json:
         _print_deployment(deployment)
     if wait_s:
-        wait_for_rollout(api, deployment["rollout"], wait_s)
+        wait_for_rollout(api, deployment["rollout"], wait_s, quiet=as_json)
     elif not as_json:
         click.echo(
             f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device"
@@ -112,8 +112,9 @@ def _create_deployment(
     api: ControllerClient, body: dict[str, Any], sign_with: tuple[str, ...], yes: bool, *, quiet: bool
 ) -> dict[str, Any]:
     """Create the deployment; the release is signed here where the key is here."""
-    with nullcontext() if quiet else console().status(Text(f"planning, cutting and signing {body['model']}")):
-        deployment: dict[str, Any] = api.post("/v1/deployments", {**body, "elsewhere": bool(sign_with)})
+    path = "/v1/deployments"
+    with controller_progress(api, path, f"deploying {body['model']}", quiet=quiet):
+        deployment: dict[str, Any] = api.post(path, {**body, "elsewhere": bool(sign_with)})
     if "next_targets" in deployment:
         deployment = api.post("/v1/deployments/signed", {**body, **sign_release(deployment, sign_with, yes)})
     elif sign_with:
@@ -194,11 +195,16 @@ def _signature(deployment: dict[str, Any]) -> str:
     return f"signed by the planner: another cut of release {deployment['recut_of'][:16]}…"
 
 
-def wait_for_rollout(api: ControllerClient, number: int, seconds: float, *, done: str = "run it") -> None:
+def wait_for_rollout(
+    api: ControllerClient, number: int, seconds: float, *, done: str = "run it", quiet: bool = False
+) -> None:
     """Wait until the rollout has ended and has succeeded on every device. DeadlineExceeded names those on which it has
     not and why, those that are offline apart; a rollout that ended otherwise exits with its exit code. `done`: what
     the other devices do then."""
-    *_, rollout = poll(api, number, time.monotonic() + seconds, POLL_S)
+    rollout: dict[str, Any] = {}
+    with progress_text(f"rollout {number}", quiet=quiet) as report:
+        for rollout in poll(api, number, time.monotonic() + seconds, POLL_S):
+            report(progress_line(rollout))
     devices = all_devices(api, number)
     behind = [device for device in devices if device["state"] != "succeeded"]
     if is_settled(rollout) and (rollout["state"] == "finished" or rollout["following"]) and not behind:

@@ -14,6 +14,7 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.identifiers import parse_label
 from edgesplit.terminal_text import printable
+from edgesplit_cli.options.completion import complete_devices, complete_profiles
 from edgesplit_cli.options.types import NEW_FILE
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import connect
@@ -43,7 +44,9 @@ def device() -> None:
 
 @device.command()
 @click.argument("name")
-@click.option("--profile", required=True, help="Its device profile (see `edgectl profiles`).")
+@click.option(
+    "--profile", required=True, help="Its device profile (see `edgectl profiles`).", shell_complete=complete_profiles
+)
 @click.option(
     "--link", default="wifi", show_default=True,
     help="Link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
@@ -119,7 +122,7 @@ def list_devices(
 
 
 @device.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_devices)
 @json_option
 @click.pass_obj
 def show(data: Path, name: str, as_json: bool) -> None:
@@ -178,7 +181,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
 
 
 @device.command("logs")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_devices)
 @click.option("--out", type=NEW_FILE, help="Write the log bundle to this file.")
 @click.option(
     "--wait", "wait_s", type=click.IntRange(1, 3_600), default=60, show_default=True,
@@ -210,7 +213,7 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
 
 
 @device.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_devices)
 @click.argument("labels", nargs=-1, metavar="[K=V|K-]...")
 @click.option("--group", help="Put it into this group.")
 @click.pass_obj
@@ -230,7 +233,7 @@ def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> 
 
 
 @device.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_devices)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def revoke(data: Path, name: str, yes: bool) -> None:
@@ -245,7 +248,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
 
 
 @device.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_devices)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Revoke it first if it is not revoked.")
 @click.pass_obj
@@ -259,8 +262,8 @@ def remove(data: Path, name: str, yes: bool, force: bool) -> None:
 
 
 @device.command()
-@click.argument("targets", nargs=-1, required=True, metavar="DEVICE|group=NAME|all...")
-@click.argument("gateway", metavar="GATEWAY|none")
+@click.argument("targets", nargs=-1, required=True, metavar="DEVICE|group=NAME|all...", shell_complete=complete_devices)
+@click.argument("gateway", metavar="GATEWAY|none", shell_complete=complete_devices)
 @click.option("--link", default="", help="Their link from now on: to the gateway, or with none to the cloud.")
 @click.pass_obj
 def gateway(data: Path, targets: tuple[str, ...], gateway: str, link: str) -> None:

@@ -14,6 +14,7 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_cli.export_files import SERVICE_FILE, inference_service, triton_config, write_model
+from edgesplit_cli.options.completion import complete_models
 from edgesplit_cli.options.types import NEW_FOLDER, option_group
 from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.settings import connect
@@ -39,7 +40,7 @@ def export() -> None:
 
 
 _export_options = option_group(
-    click.argument("model"),
+    click.argument("model", shell_complete=complete_models),
     click.option("--out", type=NEW_FOLDER, required=True, help="Folder to write."),
     click.option("--device", "device_class", default="", help="Device class. [default: each in the release]"),
     click.option("--row", default="", help="A row of the plan, as in cut-1. [default: all that can be]"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,6 @@ from urllib.parse import quote, urlsplit
 
 import click
 import msgspec
-import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
@@ -24,7 +22,8 @@ from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import from_parameters, phases
 from edgesplit.quantities import format_size
-from edgesplit_cli.local.model import read_npz
+from edgesplit_cli.local.model import read_tensors, write_npz
+from edgesplit_cli.options.completion import complete_devices, complete_models
 from edgesplit_cli.options.types import FILE, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
@@ -40,9 +39,9 @@ MAX_STATUS_BYTES = 16 * 2**20
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @click.argument("source", metavar="INPUT", type=FILE)
-@click.option("--device", help="A device of this controller, here or elsewhere.")
+@click.option("--device", help="A device of this controller, here or elsewhere.", shell_complete=complete_devices)
 @click.option(
     "--via", type=click.Choice(("direct", "controller")),
     help="With --device: the way to it. [default: direct where its agent runs on this machine, else controller]",
@@ -50,7 +49,7 @@ MAX_STATUS_BYTES = 16 * 2**20
 @click.option("--url", help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]")
 @click.option(
     "--deadline", "deadline_s", type=Number(0, MAX_DEADLINE_S, min_open=True), default=5.0, show_default=True,
-    help="Deadline of the request, in seconds.",
+    help="Deadline of the request, in seconds; an application's `Client.infer` has 2 by default.",
 )  # fmt: skip
 @click.option("--out", type=NEW_FILE, help="Write the outputs to this .npz file.")
 @click.option("--timeline", "as_timeline", is_flag=True, help="Draw where the request's time went.")
@@ -60,7 +59,8 @@ def infer(
     data: Path, model: str, source: Path, device: str | None, via: str | None, url: str | None, deadline_s: float,
     out: Path | None, as_timeline: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input.
+    """Run MODEL (NAME, or NAME@VERSION) on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per
+    input.
 
     With --device, a device elsewhere is asked through the controller and the broker, with at most 2 MiB of input and of
     output, when its applications leave it time.
@@ -155,39 +155,10 @@ def read_inputs(source: Path, model: str, metadata: Callable[[], Mapping[str, An
     """The content of the file, by the name of the model's input. `metadata` returns the model's `inputs`, where they
     are needed."""
     if source.suffix == ".npz":
-        return dict(read_npz(source))
+        return read_tensors(source)
     if source.suffix == ".npy":
-        names = [input_["name"] for input_ in metadata()["inputs"]]
-        if len(names) != 1:
-            raise UsageError(f"{model} has the inputs {names}: give an .npz with one array for each")
-        return {names[0]: read_npy(source)}
+        return read_tensors(source, [input_["name"] for input_ in metadata()["inputs"]])
     return {FRAME: source.read_bytes()}
-
-
-def write_npz(file: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write one array per tensor, under its name whatever it is, as `read_npz` reads them; UsageError for text.
-
-    Not `np.savez`: a tensor may be called `file`, which is its first parameter, and numpy 1 writes `allow_pickle` as an
-    array.
-    """
-    text = [name for name, value in tensors.items() if value.dtype.hasobject]
-    if text:
-        raise UsageError(f"--out writes tensors of numbers, and {text[0]!r} is text: use --json")
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, value in tensors.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(value), allow_pickle=False)
-
-
-def read_npy(file: Path) -> npt.NDArray[Any]:
-    """The array of an .npy; UsageError where it does not hold one array of plain numbers."""
-    try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file} is not a valid .npy file of numbers: {str(error).partition('. ')[0]}") from error
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{file} holds several arrays: name it .npz")
-    return array
 
 
 def _route_text(report: dict[str, Any]) -> str:

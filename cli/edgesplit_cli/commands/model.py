@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,13 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.input_spec import InputSpec
 from edgesplit.quantities import format_size
 from edgesplit_cli.commands.replan import drift, replan_policy
-from edgesplit_cli.local.model import MAX_SAMPLES, read_labels
+from edgesplit_cli.local.model import MAX_SAMPLES, read_labels, warn_of_range
+from edgesplit_cli.options.completion import complete_devices, complete_models, complete_profiles
 from edgesplit_cli.options.types import EXISTING_PATH
 from edgesplit_cli.output import (
     bold_head,
@@ -32,12 +33,14 @@ from edgesplit_cli.output import (
     print_result,
     table,
 )
-from edgesplit_cli.progress import upload_bar
+from edgesplit_cli.progress import controller_progress, upload_bar
 from edgesplit_cli.settings import connect
 
 CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
 )  # fmt: skip
+FEW_ROWS = 10
+"""Rows of a table without `--all`."""
 SLICE_COLUMNS = ("slice", ">layers", ">median ms", ">p95 ms", ">sum of its layers ms")
 
 
@@ -56,7 +59,9 @@ for command in (drift, replan_policy):
 @click.option(
     "--input",
     "input_spec",
-    help="What arrives, as in 'image/jpeg 640x480 q85 rgb nchw scale=1/255' or 'audio/pcm16 16k'.",
+    metavar="SPEC",
+    help="What arrives: pictures as in 'image/jpeg 640x480 rgb nchw scale=1/255', or sound as in 'audio/pcm16 16k'"
+    " (grammar above). Without it the model takes tensors.",
 )
 @click.option(
     "--bind", "bindings", multiple=True, metavar="DIM=N",
@@ -68,6 +73,23 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
     """Check a model (.onnx, .tflite) and store it as NAME@VERSION.
 
     FILE may be a folder that holds one model; weights in files beside an .onnx are sent with it.
+
+    --input says how what arrives becomes the model's first tensor. Pictures are
+    JPEG (PNG and others are refused) and stretched to the model's size (bilinear):
+
+    \b
+      image/jpeg WIDTHxHEIGHT   size of the pictures that arrive, for plans
+      qN                        their JPEG quality, for plans without samples [85]
+      rgb | bgr | gray          order of the colours [rgb]
+      nchw | nhwc               order of the dimensions [nchw]
+      scale=S mean=A,B,C std=A,B,C   value = (pixel * S - mean) / std, with pixels
+                                from 0 to 255 [1, 0, 1]; one number or one per colour
+      uint8                     pixels as they are, for quantised models
+      audio/pcm16 RATE [SAMPLES] [scale=S]   one channel of 16-bit samples, as in
+                                16k; value = sample * S [1/32768]
+
+    A model trained as usual on ImageNet: 'image/jpeg 640x480 rgb nchw scale=1/255
+    mean=0.485,0.456,0.406 std=0.229,0.224,0.225'.
     """
     api = connect(data)
     with (
@@ -79,7 +101,24 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
         )
     outcome = "stored" if stored.get("created", True) else "already there, unchanged:"
     text = f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers"
-    print_result(stored, as_json, text)
+    warn_of_range(msgspec.convert(stored["input_spec"], InputSpec | None))
+    next_step = f"next: edgectl plan {name} --device PROFILE --link wifi; edgectl deploy {name} --to DEVICE --wait 60"
+    print_result(stored, as_json, text, *_interface_lines(stored), next_step)
+
+
+def _interface_lines(model_: Mapping[str, Any]) -> list[str]:
+    """A model's inputs, outputs, input spec and bindings, a line each."""
+    tensors = [
+        f"  {side[:-1]:8}{tensor['name']} {tensor['datatype']} {tensor['shape']}"
+        for side in ("inputs", "outputs")
+        for tensor in model_[side]
+    ]
+    bindings = " ".join(f"{name}={value}" for name, value in (model_.get("bindings") or {}).items())
+    return [
+        *tensors,
+        f"  {'--input':8}{model_.get('input') or 'none: the model takes tensors'}",
+        *([f"  {'--bind':8}{bindings}"] if bindings else []),
+    ]
 
 
 @contextmanager
@@ -117,18 +156,13 @@ def list_models(data: Path, as_json: bool) -> None:
 
 
 @model.command()
-@click.argument("reference")
+@click.argument("reference", shell_complete=complete_models)
 @json_option
 @click.pass_obj
 def show(data: Path, reference: str, as_json: bool) -> None:
-    """One model: inputs, outputs and layers (names that `--partition LAYER` takes)."""
+    """One model: inputs, outputs, input spec and layers (names that `--partition LAYER` takes)."""
     model_ = connect(data).get(f"/v1/models/{reference}")
     head = bold_head(model_["model"], f"  sha256 {model_['sha256']}")
-    tensors = [
-        f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}"
-        for side in ("inputs", "outputs")
-        for tensor in model_[side]
-    ]
     rows = [
         (
             layer["name"],
@@ -138,7 +172,9 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         )
         for layer in model_["layers"]
     ]
-    print_result(model_, as_json, head, *tensors, table(("layer", "operator", ">weights", ">writes"), rows))
+    print_result(
+        model_, as_json, head, *_interface_lines(model_), table(("layer", "operator", ">weights", ">writes"), rows)
+    )
 
 
 @model.command()
@@ -159,61 +195,84 @@ def remove(data: Path, reference: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("reference")
+@click.argument("reference", shell_complete=complete_models)
 @click.option(
     "--samples",
     type=EXISTING_PATH,
-    help="A JPEG (or .npz of tensors), or a folder of them, as real input: also measures what lossy codecs do to the"
-    " answers. labels.json beside them (class by file name) adds accuracy.",
+    help="A JPEG (for a model of tensors an .npz, or an .npy of its only input), or a folder of them, as real input:"
+    " also measures what lossy codecs do to the answers. labels.json beside them (class by file name) adds accuracy.",
 )
 @click.option(
-    "--device", default="generic-x86", show_default=True,
+    "--device", default="generic-x86", show_default=True, shell_complete=complete_profiles,
     help="Device profile whose predictions --json puts beside what is measured here.",
 )  # fmt: skip
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
-    "--on", "where", default="local", metavar="local|DEVICE",
+    "--on", "where", default="local", metavar="local|DEVICE", shell_complete=complete_devices,
     help="local: the controller's machine; a device: what it measured of the model in operation, in the last day.",
 )  # fmt: skip
+@click.option("--all", "show_all", is_flag=True, help=f"Print whole tables, not the first {FEW_ROWS} rows of each.")
 @json_option
 @click.pass_obj
 def profile(
-    data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, as_json: bool
-) -> None:
+    data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, show_all: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Measure a model: layer by layer on this machine, then whole the slices that plans choose; or show what a device
     that runs it measured.
 
     With --json it is a costs file, which `edgectl plan` reads.
     """
-    api = connect(data)
+    api, path = connect(data), f"/v1/models/{quote(reference)}/profile"
     if samples is not None:
         send_samples(api, reference, samples)
-    with console().status(Text(f"measuring {reference} on {where}")):
+    with controller_progress(api, path, f"profiling {reference} on {where}", quiet=as_json):
         request = {"on": where, "device": device, "codecs": samples is not None and not lossless}
-        measured = api.post(f"/v1/models/{reference}/profile", request)
+        measured = api.post(path, request)
     if as_json:
         print_json(measured)
-        return
-    if where != "local":
-        _print_device_measurements(measured)
-        return
+    elif where != "local":
+        _print_device_measurements(measured, show_all=show_all)
+    else:
+        _print_measurements(measured, show_all=show_all)
+
+
+def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
+    """Print what was measured on the controller's machine; of each table the rows that cost or save most, unless
+    `show_all`."""
+    layers = measured["layers"]
+    slowest = layers if show_all else sorted(layers, key=lambda layer: layer["median_s"], reverse=True)
     rows = [
         (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
-        for layer in measured["layers"]
+        for layer in slowest
     ]
-    title = f"{measured['model']} on {measured.get('where', where)}"
-    console().print(table(("layer", "operator", ">median ms", ">p95 ms"), rows, title=title))
-    console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in measured['layers']))} ms")
-    if measured.get("slices"):
-        title = "slices that plans choose, measured whole"
-        console().print(table(SLICE_COLUMNS, map(_slice_row, measured["slices"]), title=title))
+    title = f"{measured['model']} on {measured.get('where', 'local')}"
+    columns = ("layer", "operator", ">median ms", ">p95 ms")
+    _print_table(columns, rows, title, "slowest layers", show_all=show_all)
+    console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in layers))} ms")
+    if slices := measured.get("slices"):
+        rows = [_slice_row(slice_) for slice_ in slices]
+        _print_table(SLICE_COLUMNS, rows, "slices that plans choose, measured whole", "slices", show_all=show_all)
     for note in measured.get("notes", ()):
         console().print(note)
-    if measured.get("codecs"):
-        console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
+    if codecs := measured.get("codecs"):
+        if not show_all:
+            codecs = sorted(codecs, key=lambda codec: codec["raw_bytes"] - codec["zstd_bytes"], reverse=True)
+        rows = [_codec_row(codec) for codec in codecs]
+        title = "lossy codecs, zstd besides"
+        _print_table(CODEC_COLUMNS, rows, title, "codecs that save most", show_all=show_all)
 
 
-def _print_device_measurements(measured: dict[str, Any]) -> None:
+def _print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, what: str, *, show_all: bool
+) -> None:
+    """Print a table, or its first rows and how many more there are."""
+    is_cut = not show_all and len(rows) > FEW_ROWS
+    heading = f"{title}: the {FEW_ROWS} {what} of {len(rows)} (--all prints all)" if is_cut else title
+    console().print(table(columns, rows[:FEW_ROWS] if is_cut else rows, title=heading))
+
+
+def _print_device_measurements(measured: dict[str, Any], *, show_all: bool) -> None:
     """Print what a device measured beside what its plan predicted."""
     basis = "" if measured["measured"] == "measured" else f" ({measured['measured']})"
     title = f"{measured['model']} at work on {measured['where']}{basis}, {measured['requests']} requests"
@@ -226,7 +285,7 @@ def _print_device_measurements(measured: dict[str, Any]) -> None:
         )
         for slice_ in measured["slices"]
     ]
-    console().print(table(("slice", ">layers", ">measured ms", ">planned ms"), rows, title=title))
+    _print_table(("slice", ">layers", ">measured ms", ">planned ms"), rows, title, "first slices", show_all=show_all)
 
 
 def _layer_range(layers: Sequence[str]) -> str:
@@ -255,13 +314,17 @@ def send_samples(api: ControllerClient, reference: str, samples: Path) -> int:
     many."""
     from edgesplit_cli.local.model import sample_files
 
-    spec = msgspec.convert(api.get(f"/v1/models/{quote(reference)}")["input_spec"], InputSpec | None)
+    model_ = api.get(f"/v1/models/{quote(reference)}")
+    spec = msgspec.convert(model_["input_spec"], InputSpec | None)
+    inputs = [tensor["name"] for tensor in model_.get("inputs", ())]
     files = sample_files(samples, spec)
     if spec is not None and spec.is_sound:
         return _send_sound(api, reference, samples, spec)
     labels = read_labels(files[0].parent)
     chosen = files[:: max(1, len(files) // MAX_SAMPLES)][:MAX_SAMPLES]
-    api.post(f"/v1/models/{quote(reference)}/samples", {"samples": [_sample(path, spec, labels) for path in chosen]})
+    api.post(
+        f"/v1/models/{quote(reference)}/samples", {"samples": [_sample(path, spec, inputs, labels) for path in chosen]}
+    )
     return len(chosen)
 
 
@@ -275,13 +338,17 @@ def _send_sound(api: ControllerClient, reference: str, samples: Path, spec: Inpu
     return len(frames)
 
 
-def _sample(path: Path, spec: InputSpec | None, labels: Mapping[str, int]) -> dict[str, Any]:
-    from edgesplit_cli.local.model import read_sample
+def _sample(path: Path, spec: InputSpec | None, inputs: Sequence[str], labels: Mapping[str, int]) -> dict[str, Any]:
+    """A sample for the controller, read here first: the controller would refuse it without naming the file."""
+    from edgesplit_cli.local.model import read_sample, write_npz
 
-    read_sample(path, spec)  # refuse here what the controller would refuse without naming the file
+    content = read_sample(path, spec, inputs)
+    if not isinstance(content, bytes):
+        write_npz(archive := io.BytesIO(), content)
+        content = archive.getvalue()
     kind = "tensors" if spec is None else "frame"
     label = {"label": labels[path.name]} if path.name in labels else {}
-    return {kind: base64.b64encode(path.read_bytes()).decode(), **label}
+    return {kind: base64.b64encode(content).decode(), **label}
 
 
 def _count(layers: Any) -> int:

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from rich.text import Text
 
 from edgesplit.device_profile import is_path
 from edgesplit.errors import UsageError
@@ -18,9 +17,11 @@ from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
+from edgesplit_cli.options.completion import complete_models_or_files, complete_profiles
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
 from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.progress import controller_progress
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import print_plan
 
@@ -45,8 +46,12 @@ class CostsSource:
 
 
 @click.command()
-@click.argument("what", metavar="MODEL|FILE|COSTS.json")
-@click.option("--device", help="Device profile, by name (see `edgectl profiles`) or file.")
+@click.argument("what", metavar="MODEL|FILE|COSTS.json", shell_complete=complete_models_or_files)
+@click.option(
+    "--device",
+    help="Device profile, by name (see `edgectl profiles`) or file.",
+    shell_complete=complete_profiles,
+)
 @click.option(
     "--link", type=LINK, default="wifi", show_default=True,
     help="Link to the cloud: wifi, lte, 3g, or UP/RTT or UP/DOWN/RTT as in 8mbit/40ms.",
@@ -189,13 +194,14 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
         )
     profiles = [source.device, *(profile for _, profile, _ in source.tiers)]
     has_profile_file = any(is_path(profile) for profile in profiles)
-    with console(quiet=source.quiet).status(Text(f"measuring {source.what} as far as no measurements exist")):
-        tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
-        query = {
-            "device": ANY_DEVICE if has_profile_file else source.device,
-            "tier": (not has_profile_file and tiers) or None,
-        }
-        answer = connect(data).get(f"/v1/models/{quote(source.what)}/costs", **query, lossy=source.lossy or None)
+    tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
+    query = {
+        "device": ANY_DEVICE if has_profile_file else source.device,
+        "tier": (not has_profile_file and tiers) or None,
+    }
+    api, path = connect(data), f"/v1/models/{quote(source.what)}/costs"
+    with controller_progress(api, path, f"planning {source.what}", quiet=source.quiet):
+        answer = api.get(path, **query, lossy=source.lossy or None)
     costs = load_costs(answer)
     if not has_profile_file:
         return costs

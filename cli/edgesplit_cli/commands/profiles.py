@@ -7,11 +7,12 @@ import msgspec
 
 from edgesplit.device_profile import list_profiles, load_profile
 from edgesplit.quantities import format_size
+from edgesplit_cli.options.completion import complete_profiles
 from edgesplit_cli.output import bold_head, json_option, print_result, table
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_profiles)
 @json_option
 def profiles(name: str | None, as_json: bool) -> None:
     """List the device profiles, or show one with the source of each figure."""

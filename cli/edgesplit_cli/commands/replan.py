@@ -11,6 +11,7 @@ import click
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.quantities import format_duration, format_size
+from edgesplit_cli.options.completion import complete_models
 from edgesplit_cli.options.types import DURATION, FRACTION, POSITIVE
 from edgesplit_cli.output import (
     bold_head,
@@ -45,7 +46,7 @@ def set_policy(api: ControllerClient, model: str, targets: Sequence[str], mode: 
 
 
 @click.command("replan-policy")
-@click.argument("model", default="")
+@click.argument("model", default="", shell_complete=complete_models)
 @click.argument("mode", type=click.Choice(MODES), required=False)
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only on devices of this group; repeatable.")
 @click.option("--devices", type=POSITIVE, help="Number of devices that must agree. [default: 3]")
@@ -84,7 +85,7 @@ def replan_policy(
 
 
 @click.command()
-@click.argument("model", default="")
+@click.argument("model", default="", shell_complete=complete_models)
 @click.option("--look", is_flag=True, help="Update proposals now; otherwise that happens every minute.")
 @json_option
 @click.pass_obj

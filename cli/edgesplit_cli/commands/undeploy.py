@@ -52,7 +52,7 @@ def undeploy(
     if not as_json:
         _print_undeployment(undeployed)
     if wait_s:
-        wait_for_rollout(api, undeployed["rollout"], wait_s, failure="it is not removed from every device")
+        wait_for_rollout(api, undeployed["rollout"], wait_s, done="removed it")
     if as_json:
         print_json(undeployed)
     elif wait_s:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import click
-from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit_cli.flash.output import show_plan
 from edgesplit_cli.flash.prompts import TerminalUser
-from edgesplit_cli.output import console, print_json
+from edgesplit_cli.output import print_json
+from edgesplit_cli.progress import progress_text
 from edgesplit_provisioning.flash_options import CardOptions
 from edgesplit_provisioning.image.session import FlashPlan, FlashSession
 from edgesplit_provisioning.image.wait_online import WaitProgress, wait_online
@@ -39,11 +39,11 @@ def flash_cards(
 
 
 def _wait(session: FlashSession, wait_s: float, as_json: bool) -> None:
-    with console(quiet=as_json).status(Text("waiting for the devices")) as status:
+    with progress_text("waiting for the devices", quiet=as_json) as report:
 
         def on_progress(now: WaitProgress) -> None:
             states = ", ".join(f"{name} {state}" for name, state in list(now.states.items())[:6])
-            status.update(Text(f"{len(now.online)} of {len(now.states)} online after {now.seconds:.0f} s: {states}"))
+            report(f"{len(now.online)} of {len(now.states)} online: {states}")
 
         progress = wait_online(session.client, session.devices, wait_s, on_progress)
     if not as_json:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit_cli.local.model import LocalModel, read_samples, sample_labels
-from edgesplit_cli.output import console
+from edgesplit_cli.progress import progress_text
 
 if TYPE_CHECKING:
     from edgesplit_partitioner import Costs
@@ -64,18 +62,20 @@ def measure_costs(
 
     profile, loaded = load_profile(device), model.loaded
     extra_tiers = [(name, load_profile(tier_device)) for name, tier_device in tiers]
-    sample_inputs: list[Any] = list(read_samples(samples, loaded.spec))
+    names = [spec.name for spec in loaded.prepared.inputs]
+    sample_inputs: list[Any] = list(read_samples(samples, loaded.spec, inputs=names))
     _check_samples(sample_inputs, model)
     if lossy and len(sample_inputs) < 2:
         raise UsageError(f"--allow-loss: {FEW_SAMPLES.format(len(sample_inputs))}; give them by --samples")
     here = LocalMeasurer()
-    with console(quiet=quiet).status(Text(f"measuring {model.name} on this machine")) as status:
+    with progress_text(f"measuring {model.name} on this machine", quiet=quiet) as report:
+        report("each layer")
         times = here.layers(loaded, [sample for sample in sample_inputs if isinstance(sample, bytes)])
-        status.update(Text(f"measuring what {model.name} sends"))
+        report("what it sends")
         tensors = here.samples(loaded, sample_inputs)
         codecs = CodecMeasurements()
         if lossy:
-            status.update(Text(f"measuring what lossy codecs do to {model.name}"))
+            report("what lossy codecs do to its answers")
             codecs = here.codecs(loaded, sample_inputs, sample_labels(samples, loaded.spec))
     costs = build_costs(
         model.name, loaded.graph, profile=profile, cloud_s={name: time.median_s for name, time in times.items()},
@@ -88,7 +88,7 @@ def measure_costs(
         return tuple(frozenset(row.layers) for row in planned.table.rows)
 
     medians = {name: time.median_s for name, time in times.items()}
-    with console(quiet=quiet).status(f"measuring slices of {model.name} whole"):
+    with progress_text(f"measuring slices of {model.name} whole", quiet=quiet):
         costs = corrected_by_slices(
             costs, HERE, cuts_of, lambda cuts: here.slices(loaded, atoms(loaded.graph, cuts), medians).factor
         )

@@ -11,14 +11,16 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import click
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.input_spec import PCM16_BYTES, InputSpec, prepare
+from edgesplit.input_spec import PCM16_BYTES, InputSpec, prepare, range_warning
 from edgesplit_cli.settings import connect
 
 if TYPE_CHECKING:  # these packages take a second to import, and most commands need neither
@@ -28,7 +30,9 @@ if TYPE_CHECKING:  # these packages take a second to import, and most commands n
 MODEL_ENDINGS = {".onnx", ".tflite"}
 
 PICTURES = {".jpg", ".jpeg"}
-TENSORS = {".npz"}
+OTHER_PICTURES = {".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+"""Pictures that are not decoded, for errors."""
+TENSORS = {".npz", ".npy"}
 SOUNDS = {".wav", ".pcm", ".raw"}
 LABELS = "labels.json"
 """File of classes by file name in a folder of samples."""
@@ -62,9 +66,11 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
             raise UsageError(f"cannot read {what}: {error.strerror}") from error
         parsed_bindings = parse_bindings(list(bindings))
         try:
-            return LocalModel(Path(what).name, load_model(raw, input_text or "", parsed_bindings))
+            loaded = load_model(raw, input_text or "", parsed_bindings)
         except ModelRefused as error:
             raise ModelRefused(f"{what}: {error}") from error
+        warn_of_range(loaded.spec)
+        return LocalModel(Path(what).name, loaded)
     if input_text or bindings:
         raise UsageError(f"{what} was pushed with its own input spec and bindings; --input and --bind are for files")
     api = connect(data)
@@ -73,20 +79,29 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
     return LocalModel(registered["model"], load_model(raw, registered["input"] or "", registered["bindings"]))
 
 
-def read_samples(location: Path | None, spec: InputSpec | None, limit: int = MAX_SAMPLES) -> list[Sample]:
-    """At most `limit` samples from a file or a folder: JPEG, sound (.wav, or raw .pcm), .npz of tensors."""
+def warn_of_range(spec: InputSpec | None) -> None:
+    """Print a warning where the spec gives the model unusual values."""
+    if spec is not None and (warning := range_warning(spec)):
+        click.echo(f"warning: {warning}", err=True)
+
+
+def read_samples(
+    location: Path | None, spec: InputSpec | None, limit: int = MAX_SAMPLES, *, inputs: Sequence[str] = ()
+) -> list[Sample]:
+    """At most `limit` samples from a file or a folder: JPEG, sound (.wav, or raw .pcm), tensors (.npz, or .npy where
+    the model has one of `inputs`)."""
     files = sample_files(location, spec)
     if spec is not None and spec.is_sound:
         samples: list[Sample] = [frame for file in files for frame in sound_frames(file, spec)]
     else:
-        samples = [read_sample(file, spec) for file in _spread(files, limit)]
+        samples = [read_sample(file, spec, inputs) for file in _spread(files, limit)]
     return list(_spread(samples, limit))
 
 
-def read_sample(file: Path, spec: InputSpec | None) -> Sample:
+def read_sample(file: Path, spec: InputSpec | None, inputs: Sequence[str] = ()) -> Sample:
     """A picture, or tensors where the model has no input spec; UsageError names a file that is neither."""
     if spec is None:
-        return dict(read_npz(file))
+        return read_tensors(file, inputs)
     try:
         frame = file.read_bytes()
         prepare(spec, frame)
@@ -141,6 +156,21 @@ def sound_frames(file: Path, spec: InputSpec) -> Iterator[bytes]:
         yield data[start : start + step]
 
 
+def read_tensors(file: Path, inputs: Sequence[str] = ()) -> dict[str, Any]:
+    """The arrays of an .npz by name, or the one of an .npy under the only name in `inputs`; UsageError for anything
+    else, such as a picture for a model that was pushed without an input spec."""
+    if file.suffix.lower() in PICTURES | OTHER_PICTURES | SOUNDS:
+        raise UsageError(
+            f"{file}: the model takes tensors (.npz, .npy), because it was pushed without --input; push it again with"
+            " it to give it pictures or sound (`edgectl model push --help`)"
+        )
+    if file.suffix.lower() != ".npy":
+        return dict(read_npz(file))
+    if len(inputs) != 1:
+        raise UsageError(f"{file} is one array, and the model has the inputs {list(inputs)}: give an .npz with each")
+    return {inputs[0]: read_npy(file)}
+
+
 def read_npz(file: Path) -> Mapping[str, Any]:
     """One array per input of an .npz; a prefix `in:` is removed, and names with the prefix `out:` are skipped."""
     try:
@@ -149,6 +179,32 @@ def read_npz(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         reason = str(error).partition(". ")[0]
         raise UsageError(f"{file} is not a valid .npz file of arrays: {reason}") from error
+
+
+def read_npy(file: Path) -> npt.NDArray[Any]:
+    """The array of an .npy; UsageError where it does not hold one array of plain numbers."""
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{file} is not a valid .npy file of numbers: {str(error).partition('. ')[0]}") from error
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{file} holds several arrays: name it .npz")
+    return array
+
+
+def write_npz(file: Path | IO[bytes], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write one array per tensor, under its name whatever it is, as `read_npz` reads them; UsageError for text.
+
+    Not `np.savez`: a tensor may be called `file`, which is its first parameter, and numpy 1 writes `allow_pickle` as an
+    array.
+    """
+    text = [name for name, value in tensors.items() if value.dtype.hasobject]
+    if text:
+        raise UsageError(f"an .npz has tensors of numbers, and {text[0]!r} is text: use --json")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, value in tensors.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(value), allow_pickle=False)
 
 
 def _spread(items: Sequence[Any], limit: int) -> Sequence[Any]:

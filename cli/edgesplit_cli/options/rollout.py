@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from edgesplit_cli.options.completion import complete_devices
 from edgesplit_cli.options.types import Number, option_group
 from edgesplit_cli.settings import SIGN_VARIABLE
 
 to_option = click.option(
     "--to", "targets", multiple=True, required=True, metavar="DEVICE|group=NAME|EXPRESSION|all",
+    shell_complete=complete_devices,
     help="Target devices, as in 'site=oslo and not kind=lab'; repeatable.",
 )  # fmt: skip
 now_option = click.option(

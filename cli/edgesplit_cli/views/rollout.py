@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
+from edgesplit.quantities import format_duration
 from edgesplit.terminal_text import printable
 from edgesplit_cli.output import console, table
 
@@ -28,6 +29,11 @@ BAR_PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("·", ("skipped", "superseded"), "dim"),
     ("░", ("queued",), "dim"),
 )
+PROGRESS_TEXTS = (
+    ("queued", "to be assigned"), ("assigned", "assigned"), ("fetching", "fetching"),
+    ("trial", "on trial: kept once it has run for some seconds without a fault, else rolled back"),
+)  # fmt: skip
+"""What a device does in each state that passes."""
 STYLES = {
     "finished": "green", "running": "yellow", "failed": "red", "aborting": "red", "aborted": "red",
     "rolling back": "red", "rolled back": "red", "paused": "magenta", "waiting": "magenta", "scheduled": "cyan",
@@ -129,7 +135,28 @@ def _speed_text(rollout: Mapping[str, Any]) -> str:
         return ""
     seconds = max(1.0, (rollout["ended"] or time.time()) - rollout["began"])
     limit = f" (at most {rollout['terms']['rate']})" if rollout["terms"]["rate"] else ""
-    return f"assigned to {reached} in {seconds:.0f} s, {60 * reached / seconds:.3g} a minute{limit}"
+    speed = f", {_rate_text(reached, seconds)}" if reached > 1 else ""
+    return f"assigned to {_devices(reached)} in {format_duration(seconds)}{speed}{limit}"
+
+
+def _rate_text(devices: int, seconds: float) -> str:
+    """Devices per minute, hour or day, whichever gives a number that is not below 1."""
+    for name, unit_s in (("a minute", 60.0), ("an hour", 3600.0)):
+        if devices * unit_s >= seconds:
+            return f"about {devices * unit_s / seconds:.0f} {name}"
+    return f"about {devices * 86_400.0 / seconds:.3g} a day"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' * (count != 1)}"
+
+
+def progress_line(rollout: Mapping[str, Any]) -> str:
+    """What a rollout does now, in one line."""
+    states = rollout["states"]
+    parts = [f"{states[state]} {text}" for state, text in PROGRESS_TEXTS if states.get(state)]
+    doing = ", ".join(parts) or rollout["waits_for"] or rollout["state"]
+    return f"{states['succeeded']} of {_devices(rollout['devices'])} run it; {printable(doing)}"
 
 
 def poll(api: ControllerClient, number: int, until: float, every_s: float = POLL_S) -> Iterator[dict[str, Any]]:

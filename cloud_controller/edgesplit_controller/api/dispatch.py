@@ -20,6 +20,7 @@ from fastapi import Request
 from edgesplit.errors import Busy
 from edgesplit_controller.caller import Caller, current_operator
 from edgesplit_controller.controller import Controller
+from edgesplit_controller.job_progress import Job
 
 LANES = 3
 """Heavy jobs that run at a time, each of another operator. Every one may take a large model's memory."""
@@ -51,6 +52,7 @@ class HeavyJobQueue:
         """Operators that have a job queued and none running, the next one first."""
         self._changed = threading.Condition()
         self._calls: Counter[str] = Counter()
+        self._jobs: list[Job] = []
         for lane in range(lanes):
             # Daemon threads: shutdown does not wait for a plan, and unfinished work is repeated on request.
             threading.Thread(target=self._work, name=f"heavy {lane}", daemon=True).start()
@@ -60,19 +62,31 @@ class HeavyJobQueue:
         """Calls that are queued or running."""
         return self._calls.total()
 
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+    def jobs_of(self, operator: str) -> list[Job]:
+        """The operator's calls that are queued or running, oldest first."""
+        return [job for job in list(self._jobs) if job.operator == operator]
+
+    async def run(self, work: Callable[..., T], *arguments: Any, path: str = "") -> T:
         """Queue `work` for the current operator and await its result; Busy if the queue is full. Call on the event
-        loop."""
+        loop. `path` names the call in `jobs_of`."""
         operator = current_operator()
         if self._calls[operator] >= MAX_JOBS_PER_OPERATOR:
             raise Busy(f"{self._calls[operator]} of your plans and deployments are queued already; try again later")
         if self.waiting >= MAX_HEAVY_JOBS:
             raise Busy(f"{self.waiting} plans and deployments are queued already; try again later")
         self._calls[operator] += 1
+        job = Job(path)
+
+        def run_job() -> T:
+            with job.running():
+                return work(*arguments)
+
+        self._jobs.append(job)
         try:
             context = copy_context()  # the job sees the same current operator and log context
-            return await asyncio.wrap_future(self._put(operator, lambda: context.run(work, *arguments)))
+            return await asyncio.wrap_future(self._put(operator, lambda: context.run(run_job)))
         finally:
+            self._jobs.remove(job)
             self._calls[operator] -= 1
             if not self._calls[operator]:
                 del self._calls[operator]
@@ -129,4 +143,4 @@ def controller_of(request: Request) -> Controller:
 async def run_heavy(request: Request, work: Callable[..., T], *arguments: Any) -> T:
     """Queue `work` as a heavy job and await its result; Busy if the queue is full."""
     heavy: HeavyJobQueue = request.app.state.heavy
-    return await heavy.run(work, *arguments)
+    return await heavy.run(work, *arguments, path=request.url.path)

@@ -97,6 +97,15 @@ class ModelShape(ModelFields):
     layers: list[LayerShape]
 
 
+class JobShape(ResponseModel):
+    """A long call of an operator, queued or running."""
+
+    path: str
+    state: str
+    step: str
+    since: float
+
+
 class SamplesShape(ResponseModel):
     """Number of sample inputs that a model has."""
 

@@ -46,7 +46,8 @@ class Housekeeping:
     """This process's slot. If it is lost, another process has the same client name at the broker, and this one must
     end."""
     stopping: threading.Event
-    _next_run_s: dict[str, float] = field(default_factory=dict)
+    _next_run_s: dict[str, float] = field(default_factory=lambda: {"_remind": time.monotonic() + REMINDER_INTERVAL_S})
+    """Monotonic time of each method's next run. The first reminder is a day after the start, which prints the same."""
 
     def __call__(self) -> None:
         """Check for changes by other processes, and do what is due."""

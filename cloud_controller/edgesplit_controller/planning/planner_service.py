@@ -24,6 +24,7 @@ from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
 from edgesplit_controller.errors import not_found
+from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Measurement, Model
@@ -182,9 +183,11 @@ class MeasuringInTurn:
         self._lock = threading.Lock()
 
     @contextmanager
-    def _turn(self) -> Iterator[ModelMeasurer]:
+    def _turn(self, step: str) -> Iterator[ModelMeasurer]:
+        report_step("waiting for the measurement of another model")
         is_alone = self._lock.acquire(timeout=self._max_wait_s)
         try:
+            report_step(step)
             yield self._measurer
         finally:
             if is_alone:
@@ -192,24 +195,24 @@ class MeasuringInTurn:
 
     def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
         """Seconds of each layer."""
-        with self._turn() as measurer:
+        with self._turn("timing each layer on the controller's machine") as measurer:
             return measurer.layers(loaded, frames)
 
     def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
         """Bytes of each tensor when sent, and the seconds of compressing them."""
-        with self._turn() as measurer:
+        with self._turn(f"measuring what each layer sends, on {len(samples)} samples") as measurer:
             return measurer.samples(loaded, samples)
 
     def slices(
         self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
     ) -> WholeSliceTimes:
         """Seconds of whole slices."""
-        with self._turn() as measurer:
+        with self._turn(f"timing {len(groups)} slices whole") as measurer:
             return measurer.slices(loaded, groups, layer_s)
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         """Costs of the lossy codecs."""
-        with self._turn() as measurer:
+        with self._turn(f"measuring what lossy codecs do to the answers, on {len(samples)} samples") as measurer:
             return measurer.codecs(loaded, samples, labels)
 
 
@@ -250,6 +253,7 @@ class PlanningService:
 
     def _cuts(self, model: Model, device_class: str) -> Cuts:
         """Split points in the table for this class, one of whose rows is chosen whatever the link."""
+        report_step(f"planning for {device_class}")
         return cut_sets(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}).table)
 
     def costs(
@@ -290,6 +294,7 @@ class PlanningService:
         links = links_through(link, gateway)
         costs = self.costs(model, device_class, lossy=options.lossy, tiers=tiers)
         costs, options = self._effective(model, costs, links, options, measured)
+        report_step(f"planning for {device_class}")
         return plan(costs, links, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs)
 
     def _effective(

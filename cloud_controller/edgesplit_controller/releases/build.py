@@ -41,6 +41,7 @@ from edgesplit.release.recut import check_recut
 from edgesplit.release_store import stored_releases, write_release
 from edgesplit.trust.verification import PLANNER
 from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
@@ -118,10 +119,12 @@ class ReleaseBuilder:
         }
         if base is not None:
             return self._recut(model, loaded, base, tables, layer_s, options)
+        report_step("cutting the model into slices")
         cut = cut_for(loaded, tables.values())
         plans = {
             device_class: release_plan(table, cut, layer_s[device_class]) for device_class, table in tables.items()
         }
+        report_step("running the whole model on golden inputs")
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
@@ -244,6 +247,7 @@ class ReleaseBuilder:
     def publish(self, model: Model, digest: str, options: PlanOptions, signed: bytes | None = None) -> None:
         """Publish a prepared release: signed here, or by `signed`, targets metadata that lists it and was signed
         elsewhere. Conflict if the model, or the release that this is a recut of, was removed meanwhile."""
+        report_step("signing the release")
         raw = self._blobs.get(digest)
         manifest = decode_manifest(raw)
         self._sign(manifest, raw, signed)

@@ -96,7 +96,7 @@ class Lease:
         change; for the state at the beginning it is called at once."""
         self._on_change = on_change
         self._renew_if_due()
-        self._notify_change()
+        self._notify_change(at_start=True)
         self._thread = threading.Thread(target=self._renew_loop, name=f"lease-{self.name}", daemon=True)
         self._thread.start()
 
@@ -135,11 +135,12 @@ class Lease:
             self._renew_if_due()
             self._notify_change()
 
-    def _notify_change(self) -> None:
+    def _notify_change(self, *, at_start: bool = False) -> None:
         now = self._monotonic() < self._held_until
         if now != self._notified_state:
             self._notified_state = now
-            log.info("lease %s: %s", self.name, "ours" if now else "lost")
+            if not at_start:  # at the start it is the usual case
+                log.info("lease %r: held by %s process now", self.name, "this" if now else "another")
             self._on_change(now)
 
     def _renew_if_due(self) -> None:

@@ -300,10 +300,30 @@ def refusal_message(text: str) -> str:
         return unknown
     if "bad_alloc" in text:
         return "the model needs more memory than the limit for models"
+    if too_new := version_message(text):
+        return too_new
     text = re.sub(r"/onnxruntime_src/.*? was false\.", "", text)
     text = re.sub(r"/onnxruntime_src/\S+:\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)?", "", text)
     plain = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:\s*|/\S*/edgesplit-\S+", "", text)
     return f"onnxruntime refuses the model: {' '.join(plain.split())[:400]}"
+
+
+def version_message(text: str) -> str:
+    """onnxruntime's error message about a file that is newer than it reads, with how to lower the version; empty for
+    any other message."""
+    runtime = f"onnxruntime {onnxruntime.__version__}"
+    if found := re.search(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)", text):
+        return (
+            f"the model's IR version {found[1]} is too new: {runtime} reads up to {found[2]}. Lower it and push again"
+            f' (what only newer versions have is then refused by name): python -c "import onnx; m ='
+            f" onnx.load('MODEL.onnx'); m.ir_version = {found[2]}; onnx.save(m, 'MODEL.onnx')\""
+        )
+    if found := re.search(r"Opset (\d+) is under development.*?(?:is )?till opset (\d+)", text, re.DOTALL):
+        return (
+            f"the model's operator set {found[1]} is too new: {runtime} reads up to {found[2]}. Export it with"
+            f" opset_version={found[2]}, or convert it: onnx.version_converter.convert_version(model, {found[2]})"
+        )
+    return ""
 
 
 def _session(path: Path, level: Any, save_as: Path | None = None) -> onnxruntime.InferenceSession:

@@ -163,7 +163,7 @@ def with_tier_factor(costs: Costs, tier: str, factor: float) -> Costs:
         else layer
         for layer in costs.layers
     )
-    note = f"{costs.basis.get(tier, 'measured')}, times {factor:.3f}: slices measured whole"
+    note = f"{costs.basis.get(tier, 'measured')}; slices measured whole take {factor:.3f} of the sum of their layers"
     intervals = without_tier(costs.intervals, tier)
     return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: note}, intervals=intervals)
 

@@ -21,9 +21,9 @@ from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.client.direct.request_policy import may_use_lane
 from edgesplit.client.direct.sync_channel import can_use_lanes
 from edgesplit.client.frame_window import ErrorMode, FrameWindow, Result, StreamSettings
-from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline
-from edgesplit.client.retry import RetryState
-from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError
+from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline, check_inputs
+from edgesplit.client.retry import RetryState, never_reached
+from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, Unreachable
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply
 from edgesplit.oip import protocol as oip
@@ -63,6 +63,8 @@ class AsyncClient:
         self._idle: list[AsyncConnection] = []
         self._busy: set[AsyncConnection] = set()
         self._closed = False
+        self._reached = False
+        """Whether the server has ever been there, so that it may come back."""
         self._lanes = AsyncLanes(shared_memory) if can_use_lanes(self._address.socket, lane) else None
 
     async def __aenter__(self) -> AsyncClient:
@@ -84,6 +86,7 @@ class AsyncClient:
         """Run the model on `inputs` within `deadline_s` seconds; parameters, answer and errors are those of
         `Client.infer`."""
         check_deadline(deadline_s)
+        check_inputs(inputs)
         deadline, lanes = monotonic() + deadline_s, self._lanes
         if lanes is None or not may_use_lane(request_id, options):
             request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
@@ -142,14 +145,17 @@ class AsyncClient:
     async def _send_with_retry(self, request: InferenceRequest, deadline: float, deadline_s: float) -> Answer:
         """Send `request` until it is answered, fails for good, or `deadline` (monotonic clock) has passed:
         DeadlineExceeded."""
-        attempts = RetryState(deadline_s)
+        attempts = RetryState(deadline_s, reached=self._reached)
         while monotonic() < deadline:
             try:
-                return await self._attempt(request, deadline)
+                answer = await self._attempt(request, deadline)
+                self._reached = True
+                return answer
             except EdgeError as error:
                 if self._closed:
                     raise
                 pause_s = attempts.on_failure(error)
+                self._reached = True
                 log.debug("attempt failed, retrying: %s", error)
             await asyncio.sleep(max(0.0, min(pause_s, deadline - monotonic())))
         raise attempts.deadline_error()
@@ -188,11 +194,13 @@ class AsyncClient:
         try:
             try:
                 reply = await connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
-            except LinkError:
+            except LinkError as error:
+                if isinstance(error, Unreachable) and not self._reached:
+                    raise never_reached(error) from error
                 if not was_open or self._closed:
                     raise
                 reply = await connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
-            good = True
+            good = self._reached = True
             return reply
         finally:
             self._release_connection(connection, good)

@@ -22,10 +22,10 @@ from edgesplit.client.connection import Connection
 from edgesplit.client.direct.request_policy import may_use_lane
 from edgesplit.client.direct.sync_channel import can_use_lanes
 from edgesplit.client.frame_window import ErrorMode, StreamSettings
-from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline
-from edgesplit.client.retry import RetryState
+from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline, check_inputs
+from edgesplit.client.retry import RetryState, never_reached
 from edgesplit.client.stream import stream_answers
-from edgesplit.errors import Busy, EdgeError, LinkError
+from edgesplit.errors import Busy, EdgeError, LinkError, Unreachable
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply, error_of
 from edgesplit.oip import protocol as oip
@@ -71,6 +71,8 @@ class Client:
         self._tls = tls
         self._timeout_s = timeout_s
         self._shared_memory = shared_memory
+        self._reached = False
+        """Whether the server has ever been there, so that it may come back."""
         self._thread_local = threading.local()
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Connection] = {}
@@ -92,16 +94,18 @@ class Client:
         outputs: Sequence[str] = (),
         options: InferOptions = NONE,
     ) -> Answer:
-        """The model's answer to `inputs`, within `deadline_s` seconds. A `bytes` input, such as a JPEG, is one UINT8
-        tensor.
+        """The answer of `model` (`name` or `name@version`) to `inputs`, within `deadline_s` seconds (`edgectl infer`
+        has 5 by default). A `bytes` input, such as a JPEG, is one UINT8 tensor.
 
         `options` are per-request settings: `InferOptions(hedge="never", stale_ok_s=1.0)`. `outputs` names the outputs
         to return (empty: all). `request_id` is generated if absent. Over the agent's Unix socket, where the device runs
         the model alone, the answer comes straight from the model's worker process. Raises NotFound or UsageError for
-        errors that no retry can repair, InferenceFailed if the model failed, and DeadlineExceeded, with the last
-        obstacle in its text, once the time is up.
+        errors that no retry can repair, InferenceFailed if the model failed, Unreachable at once where nothing listens
+        at the address and this client has never reached it, and DeadlineExceeded, with the last obstacle in its text,
+        once the time is up.
         """
         check_deadline(deadline_s)
+        check_inputs(inputs)
         deadline = monotonic() + deadline_s
         if not (self._uses_lanes and may_use_lane(request_id, options)):
             request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
@@ -170,15 +174,18 @@ class Client:
     def send_with_retry(self, request: InferenceRequest, deadline: float, deadline_s: float) -> Answer:
         """Send `request` until it is answered, fails for good, or `deadline` (monotonic clock) has passed:
         DeadlineExceeded."""
-        attempts = RetryState(deadline_s)
+        attempts = RetryState(deadline_s, reached=self._reached)
         while monotonic() < deadline:
             connection = self._thread_connection()
             try:
-                return connection.infer(self._address.prefix, request, deadline)
+                answer = connection.infer(self._address.prefix, request, deadline)
+                self._reached = True
+                return answer
             except EdgeError as error:
                 if self._closed.is_set():
                     raise
                 pause_s = attempts.on_failure(error)
+                self._reached = True
                 log.debug("attempt failed, retrying: %s", error)
                 if not isinstance(error, Busy):
                     connection.close()  # a late response to this attempt may still arrive on it
@@ -191,8 +198,12 @@ class Client:
         connection, deadline = self._thread_connection(), monotonic() + self._timeout_s
         was_open, target = connection.is_open, self._address.prefix + path
         try:
-            return connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
-        except LinkError:
+            reply = connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
+            self._reached = True
+            return reply
+        except LinkError as error:
+            if isinstance(error, Unreachable) and not self._reached:
+                raise never_reached(error) from error
             if not was_open or self._closed.is_set():
                 raise
         return connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)

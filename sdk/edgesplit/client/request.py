@@ -54,6 +54,7 @@ class InferenceRequest:
     ) -> InferenceRequest:
         """A request for `model`. UsageError for inputs that cannot be sent. Without `request_id` a globally unique one
         is generated."""
+        check_inputs(inputs)
         tensors = {name: oip.to_tensor(name, value) for name, value in inputs.items()}
         path = f"/v2/models/{quote(model, safe='')}/infer"
         id_ = request_id or new_request_id()
@@ -94,3 +95,13 @@ def check_deadline(deadline_s: float) -> None:
     """UsageError if `deadline_s` is not a number."""
     if math.isnan(deadline_s):
         raise UsageError(f"the deadline is not a number of seconds: {deadline_s}")
+
+
+def check_inputs(inputs: object) -> None:
+    """UsageError if `inputs` are no tensors by name, but one tensor, for example."""
+    if not isinstance(inputs, Mapping):
+        given = type(inputs).__name__
+        raise UsageError(
+            f"inputs are given by name, not as one {given}: {{'frame': jpeg}} for a model that was pushed with --input,"
+            f" {{NAME: array}} for others; `metadata(model)['inputs']` lists the names"
+        )

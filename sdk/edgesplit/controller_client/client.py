@@ -30,6 +30,8 @@ ERROR_BY_STATUS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError,
 BLOCK = 1 << 20
 MAX_EVENT_BYTES = 2 * LIMITS.remote_inference_bytes
 """Longest line of an event: the largest answer as base64, and its JSON."""
+TIMEOUT_S = 600.0
+"""Default bound of each wait for the network; a plan of a large model takes minutes."""
 
 
 class ControllerClient:
@@ -50,7 +52,7 @@ class ControllerClient:
     rights), Busy and so on, all of them EdgeErrors.
     """
 
-    def __init__(self, url: str, token: str, tls: ssl.SSLContext, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, token: str, tls: ssl.SSLContext, timeout_s: float = TIMEOUT_S) -> None:
         """`url` is https://host:port, `token` the operator's bearer token, `tls` a context with the operator's
         certificate and the controller's CA. `timeout_s` bounds each wait for the network. Most programs use `connect`.
         """
@@ -60,7 +62,9 @@ class ControllerClient:
         self._tls = tls
 
     @classmethod
-    def connect(cls, data: Path | None = None, file: Path | None = None) -> ControllerClient:
+    def connect(
+        cls, data: Path | None = None, file: Path | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> ControllerClient:
         """A client of the controller that the credentials file `file` names; without `file`, of the controller that
         runs on the data folder `data` (default: $EDGESPLIT_DATA or the user's); without one there, of the last `edgectl
         login`.
@@ -69,12 +73,13 @@ class ControllerClient:
         """
         data = data or settings.default_data_folder()
         file = file or settings.credentials_file(data)
-        return cls.from_credentials(credentials.read(file) if file else credentials.from_data_folder(data))
+        chosen = credentials.read(file) if file else credentials.from_data_folder(data)
+        return cls.from_credentials(chosen, timeout_s=timeout_s)
 
     @classmethod
-    def from_credentials(cls, operator: Credentials) -> ControllerClient:
+    def from_credentials(cls, operator: Credentials, *, timeout_s: float = TIMEOUT_S) -> ControllerClient:
         """A client of the controller that these credentials are for. Nothing is sent yet."""
-        return cls(operator.url, operator.token, operator.client_context())
+        return cls(operator.url, operator.token, operator.client_context(), timeout_s)
 
     def get(self, path: str, **query: Any) -> Any:
         """GET `path`; returns the decoded JSON."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
-from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
+from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage, Unreachable
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import IncomingResponse, KnownHead, Reply, new_scratch
 
@@ -23,6 +23,8 @@ _SEND_BYTES = 262_144
 _LONGEST_WAIT_S = 3600.0
 _RESET = struct.pack("ii", 1, 0)
 """Value of SO_LINGER: closing discards unsent data and resets the connection at once."""
+_NOTHING_LISTENS = (ConnectionRefusedError, FileNotFoundError, PermissionError)
+"""Errors of connecting, to a port or a Unix socket, that do not pass by themselves."""
 Body = Sequence[bytes | memoryview]
 
 
@@ -39,9 +41,9 @@ def request_head(address: Address, method: str, path: str, headers: Mapping[str,
 
 @contextlib.contextmanager
 def translate_failures(address: Address, close: Callable[[], None]) -> Iterator[None]:
-    """Translate the errors of an exchange and close its connection: DeadlineExceeded for a timeout, LinkError for an
-    OSError, MalformedMessage for a response that is not HTTP, each naming `address`. Any other exception closes the
-    connection too and is raised unchanged."""
+    """Translate the errors of an exchange and close its connection: DeadlineExceeded for a timeout, Unreachable where
+    nothing listens or this user may not connect, LinkError for any other OSError, MalformedMessage for a response that
+    is not HTTP, each naming `address`. Any other exception closes the connection too and is raised unchanged."""
     try:
         yield
     except TimeoutError as error:
@@ -49,7 +51,8 @@ def translate_failures(address: Address, close: Callable[[], None]) -> Iterator[
         raise DeadlineExceeded(f"{address}: no answer in time") from error
     except OSError as error:
         close()
-        raise LinkError(f"{address}: {error or type(error).__name__}") from error
+        kind = Unreachable if isinstance(error, _NOTHING_LISTENS) else LinkError
+        raise kind(f"{address}: {error or type(error).__name__}") from error
     except (LinkError, MalformedMessage) as error:
         close()
         raise type(error)(f"{address}: {error}") from error

@@ -20,6 +20,7 @@ import msgspec
 
 from edgesplit.decoding import decode_json
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
+from edgesplit.input_spec import FRAME
 from edgesplit.lazy_import import Tensor as Tensor
 from edgesplit.lazy_import import lazy_import, np
 from edgesplit.limits import LIMITS
@@ -278,6 +279,12 @@ def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) ->
     wanted = {spec.name: spec for spec in specs}
     if wanted.keys() != tensors.keys():
         missing = sorted(wanted.keys() - tensors.keys())
+        if FRAME in tensors and FRAME not in wanted:
+            inputs = ", ".join(f"{spec.name!r} ({spec.datatype} {list(spec.shape)})" for spec in wanted.values())
+            raise UsageError(
+                f"this model takes tensors, {inputs}, and no encoded frame: it was pushed without --input. Send arrays"
+                f" (`edgectl infer` reads .npy and .npz), or push it again with --input: `edgectl model push --help`"
+            )
         kind, name = ("missing", missing[0]) if missing else ("unknown", min(tensors.keys() - wanted.keys()))
         raise UsageError(f"{kind} input {name[:80]!r}; the inputs are {sorted(wanted)}")
     for name, spec in wanted.items():

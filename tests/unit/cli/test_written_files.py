@@ -20,8 +20,7 @@ from click.testing import CliRunner
 
 from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.errors import UsageError
-from edgesplit_cli.commands.infer import write_npz
-from edgesplit_cli.local.model import read_npz
+from edgesplit_cli.local.model import read_npz, write_npz
 from edgesplit_cli.main import cli
 from edgesplit_partitioner.calibration import calibrate, operator_grid
 from edgesplit_partitioner.calibration.calibrate import CalibrationTimes, fit_points

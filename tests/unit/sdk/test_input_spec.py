@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from onnx import helper
+from PIL import Image
 
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec, parse_input_spec, prepare
+from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec, parse_input_spec, prepare, range_warning
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.onnx_format.model import OnnxModel, prepare_model, with_input_layer
 from edgesplit_partitioner.profiling.layers import measure_input, measure_samples, synthetic_frame
@@ -182,3 +184,24 @@ def test_degenerate_spec_is_refused(text: str, said: str) -> None:
     """A scale that is zero or not finite, or a word given twice, was accepted: it is refused before a push."""
     with pytest.raises(UsageError, match=said):
         parse_input_spec(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_usual"),
+    [("scale=1/255", True), ("scale=1/255 mean=0.485,0.456,0.406 std=0.229,0.224,0.225", True), ("uint8", True),
+     ("mean=127.5 std=127.5", True), ("gray scale=1/127.5 mean=1", True), ("scale=255", False), ("", False),
+     ("mean=0.485,0.456,0.406 std=0.229,0.224,0.225", False)],
+)  # fmt: skip
+def test_values_that_no_model_was_trained_on_are_warned_of(spec: str, is_usual: bool) -> None:
+    """By the range that the whole specification gives, not by its words: mean and std may stand in for a scale."""
+    assert (range_warning(parse_input_spec(f"image/jpeg 8x8 {spec}")) == "") == is_usual
+    assert range_warning(parse_input_spec("audio/pcm16 16k")) == ""
+
+
+@pytest.mark.parametrize("format_", ["PNG", "BMP", "GIF", "WEBP"])
+def test_a_png_was_said_to_be_a_torn_jpeg(format_: str) -> None:
+    """Its format is named, and what to do."""
+    spec = msgspec.structs.replace(parse_input_spec("image/jpeg 8x8"), tensor="x", tensor_width=8, tensor_height=8)
+    Image.new("RGB", (8, 8)).save(content := io.BytesIO(), format_)
+    with pytest.raises(UsageError, match=rf"(?i)the frame is a {format_}.* file; only JPEG is decoded: convert it"):
+        prepare(spec, content.getvalue())

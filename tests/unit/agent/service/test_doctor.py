@@ -184,6 +184,13 @@ def test_loose_file_permissions_and_foreign_owner_are_reported(device: Device) -
         assert "is not root's" in of(device.found(online=False), "owner").said
 
 
+def test_a_folder_that_the_agent_made_passable_was_complained_of(device: Device) -> None:
+    """0711 is what `--socket-mode 660` makes of it: others reach the socket and list nothing."""
+    device.folder.make_private(passable=True)
+    assert device.folder.path.stat().st_mode & 0o777 == 0o711
+    assert of(device.found(online=False), "folder").level == "good"
+
+
 def test_claim_of_an_unenrolled_device_is_judged(tmp_path: Path) -> None:
     """Missing, corrupt, expired, or valid and waiting for a network."""
     data = tmp_path / "data"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgesplit import Client
-from edgesplit.errors import DeadlineExceeded, InferenceFailed
+from edgesplit.errors import DeadlineExceeded, Dropped, InferenceFailed, UsageError
 from edgesplit.http1.server import Request, Response, Server
 from edgesplit.oip.report import Report
 from edgesplit_agent.serving.accounting import RequestAccounting
@@ -155,6 +155,18 @@ def test_slice_times_are_learnt_once_per_record() -> None:
         assert np.all(np.isfinite(answer.outputs["y"]))
     engine.stop()
     assert {name: runs for name, _, runs in release.learned()} == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize("error", [UsageError("the frame is not a whole JPEG"), Dropped("stale")])
+def test_an_applications_error_was_counted_as_a_failure_of_the_model(error: Exception) -> None:
+    """Neither in the fleet's figures nor for a gate; the agent's own metrics name it."""
+    windows, health, metrics, release = TelemetryWindows(), ReleaseHealthTracker(), RequestMetrics(), active(LOCAL)
+    health.reconcile({"tiny": release.digest}, 0.0)
+    for observer in (windows, health, metrics):
+        observer.finished(RequestRecord("tiny", release, error))
+    assert windows.total == {} and health.to_telemetry(1.0)[0].failed == 0
+    (counted,) = metrics.registry.series()
+    assert counted.value == 1 and counted.labels[-1] in ("rejected", "dropped")
 
 
 def test_record_without_an_outcome_is_no_request() -> None:

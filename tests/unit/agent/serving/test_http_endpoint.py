@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgesplit.client.client import Client
-from edgesplit.errors import NotFound
+from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1.admission import FLOOD_REFUSALS
 from edgesplit.http1.server import Server
 from edgesplit.limits import LIMITS
@@ -105,3 +105,20 @@ def test_nothing_named_the_user_who_attacked_the_endpoint(server: Server) -> Non
     (condition,) = reported_conditions([server.recent_refusals(), {}])
     assert condition.kind == ENDPOINT_FLOODED
     assert condition.text == f"user {os.getuid()} was refused {FLOOD_REFUSALS} times in two minutes: malformed"
+def test_a_model_with_its_version_was_not_found(server: Server) -> None:
+    """NAME@VERSION, the protocol's own path, metadata and readiness; another version is refused, with the reason."""
+    with Client(server.url) as client:
+        answer = client.infer("tiny@1", {"x": INPUT}, deadline_s=PATIENCE_S)
+        assert np.array_equal(answer.outputs["y"], EXPECTED)
+        assert client.metadata("tiny@1")["name"] == "tiny" and client.ready("tiny@1") and not client.ready("tiny@2")
+        with pytest.raises(NotFound, match=r"version 2 of tiny does not run here, but tiny@1: .* deploy tiny@2"):
+            client.infer("tiny@2", {"x": INPUT}, deadline_s=PATIENCE_S)
+        with pytest.raises(NotFound, match="version 7 of tiny does not run here, but tiny@1"):
+            client.metadata("tiny@7")
+
+
+def test_a_picture_for_a_model_of_tensors_was_called_a_missing_input(server: Server) -> None:
+    """The model was pushed without --input: that is said, with the inputs and what to do."""
+    with Client(server.url) as client, pytest.raises(UsageError, match="pushed without --input") as refused:
+        client.infer("tiny", {"frame": b"\xff\xd8\xff"}, deadline_s=PATIENCE_S)
+    assert "'x' (FP32" in str(refused.value) and ".npy" in str(refused.value)

@@ -19,10 +19,9 @@ from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit.plan import Row
 from edgesplit.quantities import DURATION, SIZE
-from edgesplit_cli.commands.infer import read_npy
 from edgesplit_cli.commands.plan import plan_links
 from edgesplit_cli.demo.run import locked
-from edgesplit_cli.local.model import read_npz
+from edgesplit_cli.local.model import read_npy, read_npz
 from edgesplit_cli.main import main
 from edgesplit_cli.options.plan_limits import typed_value
 from edgesplit_cli.output import check_writable

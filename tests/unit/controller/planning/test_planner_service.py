@@ -26,6 +26,7 @@ from edgesplit_controller.api.request_parsing import parse_bindings
 from edgesplit_controller.app.offload_process import offload_arguments
 from edgesplit_controller.caller import set_current_operator
 from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
+from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.planning.planner_service import (
     PlanningService,
@@ -202,6 +203,36 @@ def test_heavy_jobs_of_an_operator_run_one_at_a_time_in_a_bounded_queue() -> Non
 
     answers = asyncio.run(talk())
     assert ran == list(range(16)) and answers[0] == 0 and isinstance(answers[1], UsageError)
+
+
+def test_what_a_long_call_does_was_not_known() -> None:
+    """Its operator, and nobody else, sees it queued and then by its step; outside of a call a step is reported to
+    nobody."""
+    heavy = HeavyJobQueue()
+    reported, gate = threading.Event(), threading.Event()
+
+    def work() -> None:
+        report_step("timing each layer")
+        reported.set()
+        gate.wait(PATIENCE_S)
+
+    async def submit(operator: str, path: str) -> None:
+        set_current_operator(operator)
+        await heavy.run(work, path=path)
+
+    async def talk() -> None:
+        calls = [asyncio.create_task(submit("alice", path)) for path in ("/v1/a", "/v1/b")]
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(reported.wait, PATIENCE_S)
+        first, second = (job.to_dict() for job in heavy.jobs_of("alice"))
+        assert (first["path"], first["state"], first["step"]) == ("/v1/a", "running", "timing each layer")
+        assert (second["path"], second["state"]) == ("/v1/b", "queued") and heavy.jobs_of("bob") == []
+        gate.set()
+        await asyncio.gather(*calls)
+
+    report_step("nothing")
+    asyncio.run(talk())
+    assert heavy.jobs_of("alice") == []
 
 
 def test_one_operators_push_delayed_the_pushes_of_all_others() -> None:

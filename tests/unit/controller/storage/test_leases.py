@@ -60,6 +60,16 @@ def checked(lease: Lease, database: Database) -> bool:
     return True
 
 
+def test_the_first_line_of_up_was_a_lease(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """To have it from the start is the usual case, and not logged."""
+    caplog.set_level("INFO")
+    held: list[bool] = []
+    lease = Lease(database, "process 1")
+    lease.keep_renewed(held.append)
+    lease.release()
+    assert held == [True] and "lease" not in caplog.text
+
+
 def test_a_lease_stays_with_the_holder_that_renews_it(database: Database) -> None:
     """A second process cannot take it while the first renews it."""
     times = ManualClocks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -321,3 +322,26 @@ def test_an_inherited_lower_memory_limit_holds() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], input=tiny.chain(), capture_output=True, check=True)
     assert int(done.stdout) == len(tiny.prepared("chain").graph.layers)
+
+
+def test_a_model_of_a_newer_onnx_was_refused_without_advice() -> None:
+    """The IR version that onnxruntime does not read: how to lower it, which then gives the same model."""
+    model = onnx.load_from_string(tiny.chain())
+    model.ir_version = 99
+    with pytest.raises(ModelRefused, match="IR version 99 is too new") as refused:
+        prepare_model(model.SerializeToString())
+    lowered = re.search(r"m\.ir_version = (\d+); onnx\.save", str(refused.value))
+    assert lowered is not None
+    model.ir_version = int(lowered[1])
+    prepare_model(model.SerializeToString())
+
+
+def test_a_newer_operator_set_is_refused_with_advice() -> None:
+    """onnxruntime's own words name the newest that it reads."""
+    text = (
+        "ONNX Runtime only *guarantees* support for models stamped with official released onnx opset versions. Opset 30"
+        " is under development and support for this is limited. Current official support for domain ai.onnx is till"
+        " opset 25."
+    )
+    assert "operator set 30 is too new" in optimise.refusal_message(text)
+    assert "convert_version(model, 25)" in optimise.refusal_message(text)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from time import monotonic
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import edgesplit
+from edgesplit.client.async_client import AsyncClient
 from edgesplit.client.client import Client
 from edgesplit.client.connection import Connection
 from edgesplit.errors import (
@@ -24,6 +27,7 @@ from edgesplit.errors import (
     LinkError,
     MalformedMessage,
     NotFound,
+    Unreachable,
     UsageError,
 )
 from edgesplit.http1.server import Request, Response, Server, json_response
@@ -277,22 +281,6 @@ def test_close_during_connect_ends_the_call(
     assert not doubler.seen
 
 
-def test_unreachable_server_is_a_deadline_error_with_the_reason() -> None:
-    """Refused connections are retried until the deadline; `ready` returns False; `models` raises what happened."""
-    server = Server(Doubler())
-    server.start()
-    url = server.url
-    server.stop()
-    with Client(url, timeout_s=0.5) as client:
-        began = monotonic()
-        with pytest.raises(DeadlineExceeded, match="refused"):
-            client.infer("double", {"x": FRAME}, deadline_s=0.2)
-        assert monotonic() - began < PATIENCE_S
-        assert not client.ready()
-        with pytest.raises(LinkError):
-            client.models()
-
-
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8600", "ftp://host", "http://", "http://host:99999999"])
 def test_malformed_address_is_refused(url: str) -> None:
     """Before anything is sent."""
@@ -308,3 +296,55 @@ def test_package_import_is_light() -> None:
     assert "edgesplit.client.client.Client" in out[1]
     with pytest.raises(AttributeError):
         edgesplit.Cleint  # noqa: B018
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_no_agent_was_waited_for_until_the_deadline(kind: str, socket_folder: Path) -> None:
+    """Nothing listens there and nothing ever has: both clients say at once what to start."""
+    url = f"http://127.0.0.1:{free_port()}" if kind == "tcp" else f"unix://{socket_folder}/agent.sock"
+
+    async def ask() -> None:
+        async with AsyncClient(url) as client:
+            await client.infer("double", {"x": FRAME}, deadline_s=3600.0)
+
+    with Client(url) as client:
+        with pytest.raises(Unreachable, match="nothing has answered there yet"):
+            client.infer("double", {"x": FRAME}, deadline_s=3600.0)
+        with pytest.raises(Unreachable, match="Start the agent"):
+            client.models()
+        assert not client.ready()
+    with pytest.raises(Unreachable, match="Start the agent"):
+        asyncio.run(ask())
+
+
+def test_an_agent_that_was_there_is_waited_for(doubler: Doubler) -> None:
+    """It may be restarting: the request that finds nothing listening is repeated until the agent is back."""
+    first = Server(doubler)
+    first.start()
+    port = first.port
+    with Client(first.url) as client:
+        client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S)
+        first.stop(0.5)
+        with pytest.raises(DeadlineExceeded, match="refused"):
+            client.infer("double", {"x": FRAME}, deadline_s=0.05)
+        assert not client.ready()
+        with pytest.raises(LinkError):
+            client.models()
+        again = Server(doubler, port=port)
+        again.start()
+        try:
+            assert client.infer("double", {"x": FRAME}, deadline_s=PATIENCE_S).outputs["y"].shape == FRAME.shape
+        finally:
+            again.stop(0.5)
+
+
+@pytest.mark.parametrize("given", [FRAME, b"\xff\xd8", [1, 2]])
+def test_an_input_without_a_name_was_an_attribute_error(client: Client, given: Any) -> None:
+    """`infer(model, array)` says how inputs are given and where their names are listed."""
+    with pytest.raises(UsageError, match=r"given by name, not as one .*metadata\(model\)"):
+        client.infer("double", given)
