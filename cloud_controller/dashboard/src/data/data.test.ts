@@ -72,7 +72,7 @@ describe("the fleet", () => {
       { model: "people@1", release: "aaaa", running: 2, coming: 0 },
       { model: "people", release: "bbbb", running: 0, coming: 1 },
     ]);
-    expect(byCut(fleet)).toEqual([{ key: "cut-1", count: 1 }]);
+    expect(byCut(fleet)).toEqual([{ key: "people cut-1", count: 1 }]);
     expect(byCause(fleet)).toEqual([{ key: "failed: x", count: 1 }]);
     expect(traffic(fleet)).toMatchObject({ requests: 20, reporting: 2, medianP95: 0.1 });
     expect(traffic([]).medianP95).toBeNull();
@@ -138,6 +138,8 @@ describe("a device's history", () => {
     expect(lines.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
     expect(lines.requests).toEqual([5, 5, 5, null, 5, 0]);
     expect(modelsOf([report(0)])).toEqual(["m@1"]);
+    const busy = { ...report(9), models: report(9).models.flatMap((one) => [{ ...one, model: "a@1", requests: 0 }, one]) };
+    expect(modelsOf([busy])).toEqual(["m@1", "a@1"]);
   });
 
   test("in buckets joins the device's figures with the model's, and has gaps where data is missing", () => {

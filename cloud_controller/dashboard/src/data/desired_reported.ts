@@ -47,6 +47,7 @@ function detailOf(difference: Difference | undefined, detail: string): string {
   return [difference.kind, difference.detail || detail].filter(Boolean).join(": ");
 }
 
-function bare(model: string): string {
+/** A model's name without its version. */
+export function bare(model: string): string {
   return model.split("@")[0] ?? model;
 }
