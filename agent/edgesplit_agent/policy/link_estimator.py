@@ -51,7 +51,7 @@ SPREAD_DRIFT = 0.3
 """Growth of the spread per square root of a second without any measurement."""
 SLOWDOWN_WEIGHT = 0.3
 """Weight of one run in the exponential average of the device's slowdown."""
-BELIEF_HALF_LIFE_S = 20.0
+BELIEF_HALF_LIFE_S = 10.0
 """Half-life in seconds of the difference between what is believed and what is usual, while nothing is measured."""
 USUAL_HALF_LIFE_S = 600.0
 """Half-life in seconds of work by which the usual slowdown approaches a higher one that stays."""

@@ -159,7 +159,7 @@ def _candidate_row(
     value = objective_value_text(plan["objective"], candidate["value"]).partition(" ")[0]
     return (
         "*" if candidate["name"] == plan["best"] else "" if candidate.get("allowed", True) else "x",
-        candidate["name"] + codec_suffix(candidate),
+        candidate["name"] + ("" if candidate["name"].startswith("cut-") else codec_suffix(candidate)),
         _split_text(candidate),
         format_size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
         format_size(candidate["down_bytes"]) if candidate["down_bytes"] else "-",

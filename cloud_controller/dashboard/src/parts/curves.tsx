@@ -76,7 +76,8 @@ export function nameOf(curves: Curves, row: string): string {
 
 function name(row: CurveRow): string {
   const packed = [...row.codecs.filter((codec) => codec !== "raw"), ...(row.compress ? ["zstd"] : [])];
-  return packed.length === 0 ? cutName(row) : `${cutName(row)}, ${packed.join("+")}`;
+  // the name of a cut says how its tensors travel
+  return packed.length === 0 || row.split_after !== "" ? cutName(row) : `${cutName(row)}, ${packed.join("+")}`;
 }
 
 /** The thick line reaches the point at which the next row takes over, so that it has no gaps. */

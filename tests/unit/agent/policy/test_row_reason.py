@@ -63,7 +63,7 @@ def test_sentence_names_the_slowdown_that_sent_the_request_away() -> None:
             decided(measured(device_slowdown=2.6, computed_at=100.0, server_load=9.0, load_heard_at=100.0)),
             "this device: the server is believed 9.0 times slower than idle (about 330 ms, the cloud 690 ms)",
         ),
-        (decided(measured(), remote_usable=False), "this device: nothing can be offloaded now (about 127 ms, "),
+        (decided(measured(), remote_usable=False), "this device: nothing can be offloaded now (about 127 ms)"),
         (
             decided(measured(), msgspec.structs.replace(PLAN, forced_row="cut-1")),
             "cut-1, after Equal (1 of 312 layers here): the plan forces it (",
