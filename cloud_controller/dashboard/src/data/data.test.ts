@@ -1,7 +1,8 @@
 import { describe, expect, test } from "vitest";
+import { eventName } from "./event_names";
 import { has, narrowed, toggled, words } from "./filter";
 import { merged } from "./fleet";
-import { fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
+import { firstRange, fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
 import { isToken, loginCode, secretIn } from "./login";
 import * as proposals from "./proposals";
 import { consequences, shares, verbsFor } from "./rollout";
@@ -140,6 +141,15 @@ describe("a device's history", () => {
     expect(modelsOf([report(0)])).toEqual(["m@1"]);
     const busy = { ...report(9), models: report(9).models.flatMap((one) => [{ ...one, model: "a@1", requests: 0 }, one]) };
     expect(modelsOf([busy])).toEqual(["m@1", "a@1"]);
+    expect([firstRange(1_000, 1_600).name, firstRange(1_000, 90_000).name]).toEqual(["1 h", "24 h"]);
+  });
+
+  test("events have names for people, also those that are new", () => {
+    expect(["device.born", "rollout.rolled_back", "constructor"].map(eventName)).toEqual([
+      "connected",
+      "rollout rolled back",
+      "constructor",
+    ]);
   });
 
   test("in buckets joins the device's figures with the model's, and has gaps where data is missing", () => {

@@ -201,6 +201,10 @@ const MODELS: readonly Column<ModelStatus>[] = [
   },
   { title: "State", cell: (row) => <Status state={row.state} /> },
   { title: "Cut in use", kind: "nowrap", cell: (row) => row.cut || NONE },
+  {
+    title: "Rollout",
+    cell: (row) => (row.rollout ? <a href={to("rollouts", String(row.rollout))}>{row.rollout}</a> : NONE),
+  },
   { title: "Detail", kind: "faint detail", cell: (row) => row.detail },
 ];
 
