@@ -19,6 +19,8 @@ import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 import { EventTable } from "./events";
 
+const NEWEST_EVENTS = 100;
+
 export function DevicePage({ name }: { name: string }) {
   const own = (change: { kind: string; subject: string }) =>
     (change.kind === "device" || change.kind === "alert") && change.subject === name;
@@ -26,7 +28,7 @@ export function DevicePage({ name }: { name: string }) {
   const { data, error, again } = useResource<Device>(`/v1/devices/${encoded}`, own);
   const reports = useResource<Telemetry[]>(`/v1/telemetry/${encoded}?newest=360`, own);
   const curves = useResource<DeviceCurves[]>(`/v1/views/devices/${encoded}/curves`, own);
-  const events = useResource<Event[]>(`/v1/views/devices/${encoded}/events`, own);
+  const events = useResource<Event[]>(`/v1/views/devices/${encoded}/events?newest=${NEWEST_EVENTS}`, own);
   const [model, setModel] = useState("");
   if (data === null) return error ? <Problem error={error} again={again} /> : <Loading />;
   const plans = curves.data ?? [];
@@ -47,7 +49,7 @@ export function DevicePage({ name }: { name: string }) {
           <PlanPanel key={plan.model} plan={plan} live={data.state === "online"} />
         ))}
       {may("operator") && <Logs name={name} own={own} />}
-      <Panel title="Events">
+      <Panel title="Events" note={(events.data?.length ?? 0) >= NEWEST_EVENTS ? `the newest ${NEWEST_EVENTS}` : ""}>
         {events.data === null || events.data.length === 0 ? (
           <p class="none">None.</p>
         ) : (
