@@ -53,13 +53,14 @@ SLOWDOWN_WEIGHT = 0.3
 """Weight of one run in the exponential average of the device's slowdown."""
 BELIEF_HALF_LIFE_S = 10.0
 """Half-life in seconds of the difference between what is believed and what is usual, while nothing is measured."""
-USUAL_HALF_LIFE_S = 600.0
+USUAL_HALF_LIFE_S = 300.0
 """Half-life in seconds of work by which the usual slowdown approaches a higher one that stays."""
 USUAL_MEMORY_S = 3600.0
 """Half-life in seconds of a usual slowdown above 1 while nothing runs here: a device that was busy for long is tested
 again, too."""
 MAX_WORK_GAP_S = 60.0
-"""The time between two runs counts as work for at most this many seconds."""
+"""The time between two runs counts as work for at most this many seconds: a run after a pause says more of what is
+usual than the next run of a busy minute."""
 SLOW = 1.2
 """Slowdown from which the device counts as slow (`slow_since`)."""
 FURTHER_HOP_TTL_S = 60.0
@@ -239,7 +240,7 @@ class LinkEstimate(msgspec.Struct, frozen=True):
         # A busy minute passes, and a plan that is wrong stays so: the usual slowdown is the lower envelope, which rises
         # with the time that the higher one lasts (as BBR's least round trip does by its window: Cardwell et al., 2016).
         work_s = min(max(0.0, now - self.computed_at), MAX_WORK_GAP_S) if self.computed_at > -math.inf else 0.0
-        usual = min(slowdown, fade(self._usual_at(now), slowdown, work_s, USUAL_HALF_LIFE_S))
+        usual = min(slowdown, fade(self._usual_at(now), factor, work_s, USUAL_HALF_LIFE_S))
         was_slow = believed >= SLOW and self.slow_since > -math.inf
         slow_since = (self.slow_since if was_slow else now) if slowdown >= SLOW else -math.inf
         return replace(

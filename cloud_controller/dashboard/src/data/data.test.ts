@@ -139,7 +139,10 @@ describe("a device's history", () => {
     expect(lines.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
     expect(lines.requests).toEqual([5, 5, 5, null, 5, 0]);
     expect(modelsOf([report(0)])).toEqual(["m@1"]);
-    const busy = { ...report(9), models: report(9).models.flatMap((one) => [{ ...one, model: "a@1", requests: 0 }, one]) };
+    const busy = {
+      ...report(9),
+      models: report(9).models.flatMap((one) => [{ ...one, model: "a@1", requests: 0 }, one]),
+    };
     expect(modelsOf([busy])).toEqual(["m@1", "a@1"]);
     expect([firstRange(1_000, 1_600).name, firstRange(1_000, 90_000).name]).toEqual(["1 h", "24 h"]);
   });

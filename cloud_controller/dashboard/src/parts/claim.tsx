@@ -69,9 +69,7 @@ function ClaimText({ claim, onClose }: { claim: Claim; onClose: () => void }) {
   const card = claim.device_class.startsWith("raspberrypi") || claim.device_class.startsWith("jetson");
   return (
     <Dialog title={`Claim for ${claim.device}`} onClose={onClose}>
-      <p class="words">
-        It works once, until {moment(claim.expires)}, and is shown only now. Keep it like a password.
-      </p>
+      <p class="words">It works once, until {moment(claim.expires)}, and is shown only now. Keep it like a password.</p>
       <textarea readOnly rows={5} aria-label="The claim" value={text} />
       <div class="actions start">
         <button type="button" onClick={() => void navigator.clipboard.writeText(text).then(() => setCopied(true))}>
@@ -82,13 +80,13 @@ function ClaimText({ claim, onClose }: { claim: Claim; onClose: () => void }) {
         </button>
       </div>
       <p class="words">On the device, with the agent installed:</p>
-      <pre>
+      <pre class="command">
         <code>edgesplit-agent run --data edgesplit --claim {file}</code>
       </pre>
       {card && (
         <>
           <p class="words">Or write it onto a card that installs the agent at its first start:</p>
-          <pre>
+          <pre class="command">
             <code>
               edgectl flash --device {claim.device_class} --image IMAGE --to /dev/sdX --hostname {claim.device} --claim{" "}
               {file}
