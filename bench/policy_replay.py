@@ -145,15 +145,15 @@ def replay(scene: Scenario, policy: Policy) -> list[Outcome]:
             outcomes.append(Outcome("", scene.deadline_s, 0.0, in_time=False))
             continue
         outcomes.append(_run_request(scene, world, choice, at, policy.is_clairvoyant))
-        _charge_budgets(scene, world, choice, outcomes[-1])
+        _charge_budgets(scene, world, choice, outcomes[-1], at)
     return outcomes
 
 
-def _charge_budgets(scene: Scenario, world: DeviceState, choice: RowChoice, outcome: Outcome) -> None:
+def _charge_budgets(scene: Scenario, world: DeviceState, choice: RowChoice, outcome: Outcome, at: float) -> None:
     """Charge one request to the hedge and energy budgets, as the agent does."""
     local = scene.plan.local
     if world.hedge_budget is not None and local is not None and outcome.sent:
-        now = world.link_estimate.conditions(True)
+        now = world.link_estimate.conditions(True, at)
         spent = (
             sending_cost(choice.row, now, scene.plan)
             if choice.local_was_chosen
@@ -172,7 +172,7 @@ def _run_request(scene: Scenario, world: DeviceState, choice: RowChoice, at: flo
     ready = world.processor_available_at(row, at) + row.device_s * slowdown
     if row.device_s > 0:
         world.processor_free = ready
-        world.schedule(ready, lambda: _observe_compute(world, row.device_s * slowdown, row.device_s))
+        world.schedule(ready, lambda: _observe_compute(world, row.device_s * slowdown, row.device_s, ready))
     if row.is_local:
         return _outcome(scene, row, at, ready, busy_s=row.device_s * slowdown)
     sent = ready + row.encode_s * slowdown
@@ -241,8 +241,8 @@ def _outcome(
     return Outcome(row.name, done - at, joules, sent=not row.is_local, in_time=done - at <= scene.deadline_s)
 
 
-def _observe_compute(world: DeviceState, measured_s: float, predicted_s: float) -> None:
-    world.link_estimate = world.link_estimate.after_compute(measured_s, predicted_s)
+def _observe_compute(world: DeviceState, measured_s: float, predicted_s: float, at: float) -> None:
+    world.link_estimate = world.link_estimate.after_compute(measured_s, predicted_s, at)
 
 
 def _observe_result_later(scene: Scenario, world: DeviceState, row: Row, sent: float, answered: float) -> None:
@@ -307,11 +307,12 @@ class Adaptive:
     def choose(self, scene: Scenario, world: DeviceState, at: float) -> RowChoice | None:
         """The result of the agent's `row_selection`."""
         world.energy_budget = world.energy_budget.credited(at, active_watts_allowed(scene.plan, self.power_mode))
+        now = world.link_estimate.conditions(True, at)
         context = SelectionContext(
             world.link_estimate,
             at,
             may_hedge=self._may_hedge(scene, world, processor_cost(_alone_s(scene.plan), scene.plan)),
-            may_race=self._may_hedge(scene, world, max_sending_cost(scene.plan, world.link_estimate.conditions(True))),
+            may_race=self._may_hedge(scene, world, max_sending_cost(scene.plan, now)),
             deadline_s=scene.deadline_s,
             per_s=1.0 / scene.period_s,
             saved_j=world.energy_budget.saved_j,

@@ -394,7 +394,7 @@ class Agent:
         return {
             "model": model, "version": release.manifest.model, "release": release.digest,
             "row": self._engine.selector.row_of(model),
-            "reason": self._engine.selector.reason(model) or self._power_note(release.plan),
+            "reason": "; ".join(filter(None, (self._power_note(release.plan), self._engine.reasons.of(model)))),
             "rows": predictions(release.plan, conditions), **foreign,
             "counters": self._telemetry_windows().total.get(model, {}), "worker": release.host.status(),
             "problem": release.trouble, "no_direct_access": self._engine.direct.reason_against(model),
@@ -421,7 +421,7 @@ class Agent:
         notable = (conditions.remote_usable, rows)
         if not take:
             return None, notable
-        windows = self._telemetry_windows().close_windows(self._engine.serving, conditions)
+        windows = self._telemetry_windows().close_windows(self._engine.serving, conditions, self._engine.reasons.of)
         message = build_telemetry(
             session, sequence, self._settings.emulate, conditions, windows, self._power.to_telemetry(),
             **self._device_fields()

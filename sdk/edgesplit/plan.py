@@ -77,8 +77,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cut (split point) with its codecs and costs. Its latency is a line a + b·x in x = 1/bandwidth."""
 
     name: str
-    """`local`, `remote`, or `cut-N`, N counting from the most remote cut; unique in its plan. Where the all-remote row
-    exists both plain and compressed, the second is `remote-zstd`."""
+    """`local`, `remote`, or by its cut: `cut-N` has N layers on the device. Unique in its plan, and the same in every
+    plan of the model. Where the all-remote row exists both plain and compressed, the second is `remote-zstd`."""
     device: tuple[str, ...] = ()
     """Slices that run on the device, in execution order."""
     remote: tuple[str, ...] = ()

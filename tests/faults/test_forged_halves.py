@@ -230,10 +230,11 @@ def test_no_report_of_link_or_server_leads_beyond_the_signed_plan(said: list[tup
         sizes = {
             "after_transfer": (1_000, 1_000, value),
             "after_timeout": (1_000, value),
-            "after_compute": (abs(value), 0.01),
+            "after_compute": (abs(value), 0.01, 0.0),
+            "after_load_report": (value, 0.0),
         }
         meter = getattr(meter, what)(*sizes.get(what, (value,)))
-    now = meter.conditions(remote_usable=True)
+    now = meter.conditions(remote_usable=True, now=0.0)
     assert SLOWEST_BYTES_PER_S * 0.99 <= now.link.up_bytes_per_s <= FASTEST_BYTES_PER_S * 1.01
     assert 1.0 <= now.server_load <= 1_000.0 and 0.05 <= now.device_slowdown <= 50.0
     assert plan.choose_row(table, now) in table.rows
@@ -249,8 +250,8 @@ def test_a_false_load_report_only_moves_requests_to_the_devices_own_row() -> Non
     assert plan.choose_row(table, honest) == table.rows[1]
     meter = LinkEstimate.from_link(LINK)
     for _ in range(50):
-        meter = meter.after_load_report(1e300)
-    assert plan.choose_row(table, meter.conditions(True)) == LOCAL
+        meter = meter.after_load_report(1e300, 0.0)
+    assert plan.choose_row(table, meter.conditions(True, 0.0)) == LOCAL
 
 
 def test_a_dead_cloud_is_probed_and_not_tried_by_each_request() -> None:

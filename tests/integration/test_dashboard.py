@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import signal
 import time
@@ -15,10 +17,10 @@ from selenium.webdriver.common.keys import Keys
 from sqlalchemy import update
 
 from edgesplit.release.agent_release import AGENT_MODEL
-from edgesplit_controller.storage.tables.core import Device, Model
+from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
 from support import REPOSITORY
 from support.browser import DESKTOP, PHONE, Browser, chromium, needs_browser
-from support.dashboard_server import Dashboard
+from support.dashboard_server import MODEL, Dashboard
 from support.sample_fleet import device_row, make_rollout
 
 MANY = 1_000
@@ -168,6 +170,64 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "aborted"
 
 
+def test_a_device_is_claimed_and_a_model_deployed_from_the_pages(dashboard: Dashboard, browser: Browser) -> None:
+    """The claim's text is shown once, with what to do with it; a deployment ends on its rollout's page. What is refused
+    says why, and the form stays."""
+    browser.button("Claim a device").click()
+    browser.one("#field-name").send_keys("Not A Name")
+    browser.button("Make the claim").click()
+    browser.shows("not a device name", "dialog .problem")
+    browser.one("#field-name").send_keys(Keys.CONTROL, "a")
+    browser.one("#field-name").send_keys("by-page")
+    browser.button("Make the claim").click()
+    browser.shows("edgesplit-agent run --data edgesplit --claim by-page.claim", "dialog")
+    claim = json.loads(str(browser.one("dialog textarea").get_attribute("value")))
+    assert (claim["device"], claim["device_class"]) == ("by-page", "raspberrypi4")
+    assert claim["token"] and claim["ca_pem"] and claim["controller_url"]
+    browser.button("Close").click()
+    browser.wait("the claim is gone", lambda: browser.all("dialog") == [])
+    assert dashboard.up.ok("GET", "/v1/devices/by-page")["state"] == "claimed"
+    browser.open(dashboard.page("models", dashboard.model))
+    browser.button("Deploy").click()
+    targets = browser.one("#field-devices")
+    targets.send_keys(Keys.CONTROL, "a")
+    targets.send_keys("no-such-device")
+    browser.button("Plan, sign and roll out").click()
+    browser.shows("no-such-device", "dialog .problem")
+    targets.send_keys(Keys.CONTROL, "a")
+    targets.send_keys("cam-1")
+    browser.button("Plan, sign and roll out").click()
+    browser.wait("the rollout's page", lambda: "#/rollouts/" in browser.driver.current_url)
+    number = browser.driver.current_url.rpartition("/")[2]
+    assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["targets"] == ["cam-1"]
+
+
+def test_a_devices_page_says_why_its_model_runs_where_it_does(dashboard: Dashboard, browser: Browser) -> None:
+    """The agent's own sentence, the busiest model first, and temperature, memory and address in the header."""
+    name, sentence = dashboard.names[9], "the cloud: as planned, and 5.3 Mbit/s is enough (about 210 ms)"
+    with dashboard.database.write() as session:
+        device = session.get_one(Device, name)
+        told = copy.deepcopy(device.telemetry or {})
+        told["models"][0]["reason"] = sentence
+        told["machine"] = {"memory_free_bytes": 1_500_000_000, "memory_bytes": 4_000_000_000}
+        idle = {**told["models"][0], "model": "a-first-by-name", "requests": 0, "reason": ""}
+        told["models"].insert(0, idle)
+        device.telemetry = told
+        session.add(TelemetryRow(device=name, at=told["at"], stored=told["at"], session=3, sequence=1, content=told))
+    browser.open(dashboard.page("devices", name))
+    browser.shows(sentence, "section[aria-label='Desired and reported']")
+    browser.shows("1.5 GB of 4 GB", "dl.figures")
+    assert "°C" in browser.text("dl.figures") and "http://127.0.0.1:1" in browser.text("dl.figures")
+    browser.wait("busiest", lambda: browser.one(".choice select").get_attribute("value") == MODEL)
+
+
+def test_the_fleets_page_shows_its_last_day(dashboard: Dashboard, browser: Browser) -> None:
+    """Devices that report, p95, fallbacks and requests, each with its period."""
+    for title in ("Devices reporting", "p95", "Fallbacks", "Requests"):
+        browser.shows("last 24 hours", f"section[aria-label='{title}']")
+        browser.one(f"section[aria-label='{title}'] canvas")
+
+
 def test_history_is_shown_by_hours_days_and_months(dashboard: Dashboard, browser: Browser) -> None:
     """A device's year on its page, and its model's over the fleet, which says how much no real device answered."""
     browser.open(dashboard.page("devices", dashboard.names[0]))
@@ -239,7 +299,7 @@ def pages(dashboard: Dashboard) -> dict[tuple[str, ...], str]:
         ("models", dashboard.model): "planned for",
         ("rollouts",): "Rollout",
         ("rollouts", str(dashboard.deployment)): "Stages",
-        ("events",): "deployment.made",
+        ("events",): "deployed",
         ("system",): "version",
     }
 

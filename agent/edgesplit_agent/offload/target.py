@@ -90,7 +90,7 @@ class TargetSnapshot:
     @property
     def conditions(self) -> Conditions:
         """The estimates, as the plan's cost functions take them."""
-        return self.estimate.conditions(self.has_server and self.breaker.is_allowing)
+        return self.estimate.conditions(self.has_server and self.breaker.is_allowing, self.taken_at)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -287,7 +287,7 @@ class OffloadTarget:
         """Learn how fast this device is relative to its plan."""
         with self._lock:
             if self._estimate is not None:
-                self._estimate = self._estimate.after_compute(measured_s, predicted_s)
+                self._estimate = self._estimate.after_compute(measured_s, predicted_s, self._clock())
 
     # Learning
 
@@ -302,7 +302,7 @@ class OffloadTarget:
                 self._answered_at = self._heard_at = now
                 if self._estimate is not None:
                     measured = self._estimate.after_transfer(up_bytes, outcome.down_bytes, outcome.link_s, now)
-                    self._estimate = measured.after_load_report(outcome.load)
+                    self._estimate = measured.after_load_report(outcome.load, now)
             elif outcome.cause == "rejected":  # a bad input is no failure of the target
                 self._answered_at = self._heard_at = now
             else:

@@ -5,6 +5,10 @@ kept as seconds per byte, so that its average is the harmonic mean of the rates 
 optimistic on a link that varies). A small transfer says little about the rate, because the jitter of the round trip
 hides it, and therefore has little weight. `spread` and `fades` record how wrong the estimate tends to be; from them
 `completion_time` derives the probability of an answer in time. See docs/decisions/0025-deciding.md.
+
+What is believed of the device's speed and of the server's load comes from requests alone, and a row that is avoided for
+it brings no more of them. Such a belief therefore fades to the usual value while nothing confirms it (`fade`), until
+the row is chosen, and so measured, again. See docs/decisions/0059-beliefs-that-fade.md.
 """
 
 from __future__ import annotations
@@ -45,6 +49,20 @@ FADED_LINK_FACTOR = 100.0
 """A link that has just faded may be this many times slower than estimated."""
 SPREAD_DRIFT = 0.3
 """Growth of the spread per square root of a second without any measurement."""
+SLOWDOWN_WEIGHT = 0.3
+"""Weight of one run in the exponential average of the device's slowdown."""
+BELIEF_HALF_LIFE_S = 10.0
+"""Half-life in seconds of the difference between what is believed and what is usual, while nothing is measured."""
+USUAL_HALF_LIFE_S = 300.0
+"""Half-life in seconds of work by which the usual slowdown approaches a higher one that stays."""
+USUAL_MEMORY_S = 3600.0
+"""Half-life in seconds of a usual slowdown above 1 while nothing runs here: a device that was busy for long is tested
+again, too."""
+MAX_WORK_GAP_S = 60.0
+"""The time between two runs counts as work for at most this many seconds: a run after a pause says more of what is
+usual than the next run of a busy minute."""
+SLOW = 1.2
+"""Slowdown from which the device counts as slow (`slow_since`)."""
 FURTHER_HOP_TTL_S = 60.0
 """Lifetime in seconds of what a gateway reported about its own uplink."""
 MAX_SPREAD = 1.5
@@ -58,7 +76,9 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     up_s_per_byte: float
     down_s_per_byte: float
     server_load: float = 1.0
+    """As of `load_heard_at`; `load_believed` is today's."""
     device_slowdown: float = 1.0
+    """As of `computed_at`; `slowdown_believed` is today's."""
     transfers: int = 0
     spread: float = INITIAL_SPREAD
     """Standard deviation of the logarithm of a transfer's seconds per byte, relative to what was expected."""
@@ -72,6 +92,15 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     """Estimate of the gateway's own uplink, from what the gateway reports; None without a recent report."""
     further_at: float = -math.inf
     """Monotonic time of the last report about the further link."""
+    load_heard_at: float = -math.inf
+    """Monotonic time of the last report of the server's load; -inf before the first."""
+    computed_at: float = -math.inf
+    """Monotonic time of the last run on the device; -inf before the first."""
+    usual_slowdown: float = 1.0
+    """The slowdown when nothing else occupies the device: at once the least that was believed, and slowly a higher one
+    that stays, as where the plan is wrong."""
+    slow_since: float = -math.inf
+    """Monotonic time since which the device has been `SLOW`; -inf: it is not."""
 
     @classmethod
     def from_link(cls, link: Link) -> LinkEstimate:
@@ -85,13 +114,25 @@ class LinkEstimate(msgspec.Struct, frozen=True):
             up_bytes_per_s=1.0 / self.up_s_per_byte, down_bytes_per_s=1.0 / self.down_s_per_byte, rtt_s=self.rtt_s
         )
 
-    def conditions(self, remote_usable: bool) -> Conditions:
+    def conditions(self, remote_usable: bool, now: float) -> Conditions:
         """The conditions by which a plan's row is chosen; `remote_usable` False excludes rows that offload."""
         return Conditions(
-            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown,
+            link=self.link, server_load=self.load_believed(now), device_slowdown=self.slowdown_believed(now),
             remote_usable=remote_usable,
             further=self.further.link if self.further is not None else None,
         )  # fmt: skip
+
+    def slowdown_believed(self, now: float) -> float:
+        """The device's slowdown as believed at `now`: it fades to the usual one without runs on the device."""
+        return fade(self.device_slowdown, self._usual_at(now), now - self.computed_at)
+
+    def _usual_at(self, now: float) -> float:
+        # A usual slowdown below 1 is kept: the plan's higher one would make the device look worse, and be tested less.
+        return min(self.usual_slowdown, fade(self.usual_slowdown, 1.0, now - self.computed_at, USUAL_MEMORY_S))
+
+    def load_believed(self, now: float) -> float:
+        """The server's load as believed at `now`: without reports it fades to that of an idle server."""
+        return fade(self.server_load, 1.0, now - self.load_heard_at)
 
     def completion_time(self, up_bytes: int, rest_s: float, now: float) -> CompletionTime:
         """Distribution of the time to an answer that needs `up_bytes` sent up and `rest_s` seconds for everything else.
@@ -184,16 +225,38 @@ class LinkEstimate(msgspec.Struct, frozen=True):
         has_expired = self.further is not None and now - self.further_at >= FURTHER_HOP_TTL_S
         return replace(self, further=None) if has_expired else self
 
-    def after_load_report(self, factor: float) -> LinkEstimate:
+    def after_load_report(self, factor: float, now: float) -> LinkEstimate:
         """The estimate after an answer that reported the server's load factor (1: idle)."""
-        return replace(self, server_load=max(1.0, self.server_load + 0.5 * (min(factor, 1000.0) - self.server_load)))
+        load = self.load_believed(now)
+        return replace(self, server_load=max(1.0, load + 0.5 * (min(factor, 1000.0) - load)), load_heard_at=now)
 
-    def after_compute(self, measured_s: float, predicted_s: float) -> LinkEstimate:
+    def after_compute(self, measured_s: float, predicted_s: float, now: float) -> LinkEstimate:
         """The estimate after the device ran slices in `measured_s` for which the plan predicts `predicted_s`."""
         if predicted_s <= 0.0:
             return self
         factor = min(50.0, max(0.05, measured_s / predicted_s))
-        return replace(self, device_slowdown=self.device_slowdown + 0.3 * (factor - self.device_slowdown))
+        believed = self.slowdown_believed(now)
+        slowdown = believed + SLOWDOWN_WEIGHT * (factor - believed)
+        # A busy minute passes, and a plan that is wrong stays so: the usual slowdown is the lower envelope, which rises
+        # with the time that the higher one lasts (as BBR's least round trip does by its window: Cardwell et al., 2016).
+        work_s = min(max(0.0, now - self.computed_at), MAX_WORK_GAP_S) if self.computed_at > -math.inf else 0.0
+        usual = min(slowdown, fade(self._usual_at(now), factor, work_s, USUAL_HALF_LIFE_S))
+        was_slow = believed >= SLOW and self.slow_since > -math.inf
+        slow_since = (self.slow_since if was_slow else now) if slowdown >= SLOW else -math.inf
+        return replace(
+            self, device_slowdown=slowdown, computed_at=now, usual_slowdown=usual, slow_since=slow_since
+        )  # fmt: skip
+
+
+def fade(believed: float, usual: float, age_s: float, half_life_s: float = BELIEF_HALF_LIFE_S) -> float:
+    """What is left of a belief after `age_s` seconds without a measurement: usual + (believed - usual) * 2^(-age/T),
+    the mean of a process that returns to its usual value (Uhlenbeck and Ornstein, 1930).
+
+    A belief that was never measured (infinite age) stays as it is.
+    """
+    if believed == usual or not 0.0 < age_s < math.inf:
+        return believed
+    return usual + (believed - usual) * 2.0 ** (-age_s / half_life_s)
 
 
 def is_probe_due(now: float, last_sent: float, idle_s: float) -> bool:

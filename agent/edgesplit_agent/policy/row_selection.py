@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
@@ -49,6 +49,7 @@ MAX_ARRIVALS = 4096
 """Maximum number of arrivals kept for the request rate of one model."""
 DEADLINE_RATIO = 0.8
 """A row meets the deadline if its predicted latency is at most this ratio of it."""
+NO_COUNTS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,25 @@ class SelectionContext:
 
     def conditions(self) -> Conditions:
         """The conditions for the plan's cost functions, with the clock cap applied."""
-        seen = self.estimate.conditions(self.remote_usable)
+        seen = self.estimate.conditions(self.remote_usable, self.now)
         return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self.slowdown)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One selection: its inputs and the choice made of them."""
+
+    plan: Plan
+    choice: RowChoice
+    context: SelectionContext
+    power_mode: PowerMode
+    layer_counts: Mapping[str, int]
+    """Layers by slice, of all slices of the release; empty: unknown."""
+
+    @property
+    def outcome(self) -> tuple[str, bool]:
+        """The chosen row, and whether it only races the device."""
+        return self.choice.row.name, self.choice.local_was_chosen
 
 
 def select_row(
@@ -332,14 +350,22 @@ class RowSelector:
         self._power_mode = power_mode
         self._lock = threading.Lock()
         self._held: dict[str, HeldRow] = {}
-        self._reasons: dict[str, str] = {}
+        self._decisions: dict[str, Decision] = {}
         self._arrivals: dict[str, deque[float]] = {}
         self._watts: dict[str, float] = {}
         self._energy_budget = EnergyBudget()
 
-    def select(self, model: str, plan: Plan, seen: SelectionContext, *, is_repeat: bool = False) -> RowChoice | None:
+    def select(
+        self,
+        model: str,
+        plan: Plan,
+        seen: SelectionContext,
+        *,
+        is_repeat: bool = False,
+        layer_counts: Mapping[str, int] = NO_COUNTS,
+    ) -> RowChoice | None:
         """Select the row for the next request of `model`, counting that request unless `is_repeat`: then it is selected
-        again for the last one. None where no usable row is left."""
+        again for the last one. None where no usable row is left. `layer_counts` are kept with the decision."""
         with self._lock:
             arrivals = self._arrivals.setdefault(model, deque(maxlen=MAX_ARRIVALS))
             if not is_repeat:
@@ -353,7 +379,7 @@ class RowSelector:
             choice = select_row(plan, context, mode, held)
             if choice is not None:
                 self._held[model] = hold_after(held, choice, mode, seen)
-                self._reasons[model] = choice.why
+                self._decisions[model] = Decision(plan, choice, context, mode, layer_counts)
                 self._watts[model] = context.per_s * active_joules(choice.row, plan, context.conditions())
             return choice
 
@@ -367,14 +393,14 @@ class RowSelector:
         held = self._held.get(model)
         return held.row if held else ""
 
-    def reason(self, model: str) -> str:
-        """Reason, for operators, why the last request did not take the fastest row; empty if it did."""
-        return self._reasons.get(model, "")
+    def decision(self, model: str) -> Decision | None:
+        """The selection for the last request, which `row_reason` explains; None before the first."""
+        return self._decisions.get(model)
 
     def forget(self, model: str) -> None:
         """Drop all state of a model that is served no longer, or by another release."""
         with self._lock:
-            for state in (self._held, self._reasons, self._arrivals, self._watts):
+            for state in (self._held, self._decisions, self._arrivals, self._watts):
                 state.pop(model, None)
 
 

@@ -146,6 +146,11 @@ class LoadedRelease:
         return frozenset(item.name for item in self.manifest.slices if item.format == "input")
 
     @cached_property
+    def layer_counts(self) -> Mapping[str, int]:
+        """Number of the model's layers by slice."""
+        return {item.name: len(item.layers) for item in self.manifest.slices}
+
+    @cached_property
     def only_row(self) -> Row | None:
         """The plan's only row, where it has exactly one and that runs on the device alone; otherwise None."""
         rows = self.plan.rows

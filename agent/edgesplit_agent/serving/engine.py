@@ -41,6 +41,7 @@ from edgesplit_agent.offload.target import (
 )
 from edgesplit_agent.policy.hedge_budget import HedgeBudget, max_sending_cost, processor_cost, sending_cost
 from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, slices_duration_s
+from edgesplit_agent.policy.row_reason import RowReasons
 from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext, select_row
 from edgesplit_agent.power.energy_model import actual_joules
 from edgesplit_agent.power.monitor import PowerMonitor
@@ -117,6 +118,7 @@ class Engine:
         self._serving: dict[str, LoadedRelease] = {}
         self._power = power or PowerMonitor()
         self.selector = RowSelector(lambda: self._power.mode)
+        self.reasons = RowReasons(self.selector)
         self._started = self._stopped = False
         self.own_target = OffloadTarget(remote, self._settings.idle_probe_s, self._settings.timeouts)
         self._foreign_targets: dict[OffloadClient, OffloadTarget] = {}
@@ -397,7 +399,8 @@ class Engine:
             # Since the snapshot the breaker opened, or other requests took the last places: select again without them.
             is_repeat = True
         conditions = self._with_clock_cap(snapshot.conditions)
-        expected = _predict(choice, request.release.plan, conditions, cause)
+        reason = self.reasons.of(request.model) if not cause else ""
+        expected = _predict(choice, request.release.plan, conditions, cause, reason)
         if reservation is None:
             answer = build_answer(request, expected, self._run_device_part(request, choice.row))
             return self._with_energy(request, choice, answer)
@@ -432,7 +435,9 @@ class Engine:
         )
         if self._serving.get(model) is not release:  # replaced meanwhile: nothing is held for it
             return select_row(release.plan, context, self._power.mode)
-        return self.selector.select(model, release.plan, context, is_repeat=is_repeat)
+        return self.selector.select(
+            model, release.plan, context, is_repeat=is_repeat, layer_counts=release.layer_counts
+        )
 
     def _may_hedge(self, request: Request, cost: float) -> bool:
         """Whether device and target may both work on this request, at this cost."""
@@ -544,7 +549,7 @@ def _row_without_device(plan_: Plan, snapshot: TargetSnapshot, is_repeat: bool) 
     return RowChoice(row) if row is not None else None
 
 
-def _predict(choice: RowChoice, plan_: Plan, conditions: Conditions, cause: str) -> Prediction:
+def _predict(choice: RowChoice, plan_: Plan, conditions: Conditions, cause: str, reason: str) -> Prediction:
     """The plan's prediction for the selected row in current conditions."""
     row = choice.row
     sending = sending_cost(row, conditions, plan_) if choice.local_was_chosen else None
@@ -553,7 +558,7 @@ def _predict(choice: RowChoice, plan_: Plan, conditions: Conditions, cause: str)
         + plan.further_links_s(row, conditions)
         + (row.decode_s + row.remote_s) * conditions.server_load
     )
-    return Prediction(row, plan.latency_s(row, conditions), remote_s, cause, sending, choice.early_s)
+    return Prediction(row, plan.latency_s(row, conditions), remote_s, cause, sending, choice.early_s, reason)
 
 
 def _reclassify_race(answer: Answer, sent: Row, plan_: Plan, conditions: Conditions) -> Answer:

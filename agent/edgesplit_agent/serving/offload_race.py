@@ -341,4 +341,5 @@ def _build_report(
         trace_id=request.trace.trace_id, next_tier_s=remote.hop_s if remote else 0.0,
         next_tier_server_s=remote.hop_server_s if remote else 0.0, next_tier_cause=remote.hop_cause if remote else "",
         up_bytes=race.encoded.request.up_bytes if race else 0, down_bytes=remote.down_bytes if remote else 0,
+        reason=prediction.reason,
     )  # fmt: skip

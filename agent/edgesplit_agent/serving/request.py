@@ -84,6 +84,8 @@ class Prediction:
     None."""
     early_s: float | None = None
     """Seconds after sending at which an early hedge should start, if its cost is allowed."""
+    reason: str = ""
+    """Why this row was chosen, for people."""
 
 
 def served_name(reference: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,16 +101,23 @@ class TelemetryWindows:
             total["emulation_overruns"] += report.emulation_overrun
             total["switches"] += tally.switches - before
 
-    def close_windows(self, serving: Mapping[str, LoadedRelease], now: Conditions) -> tuple[TelemetryWindow, ...]:
-        """The telemetry windows of all served models; new ones begin."""
+    def close_windows(
+        self, serving: Mapping[str, LoadedRelease], now: Conditions, reason_of: Callable[[str], str] = lambda model: ""
+    ) -> tuple[TelemetryWindow, ...]:
+        """The telemetry windows of all served models; new ones begin. `reason_of` tells why a model's row was
+        chosen."""
         with self._lock:
             tallies = {model: self._tallies.get(model, Tally()) for model in serving}
             self._tallies = {model: Tally(row=tally.row) for model, tally in tallies.items()}
         models = sorted(serving.items())
-        return tuple(to_telemetry_window(model, release, tallies[model], now) for model, release in models)
+        return tuple(
+            to_telemetry_window(model, release, tallies[model], now, reason_of(model)) for model, release in models
+        )
 
 
-def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: Conditions) -> TelemetryWindow:
+def to_telemetry_window(
+    model: str, release: LoadedRelease, tally: Tally, now: Conditions, reason: str = ""
+) -> TelemetryWindow:
     """One model's tally as a telemetry message."""
     row_in_use = next((row for row in release.plan.rows if row.name == tally.row), None)
     row = row_in_use or plan.best_row(release.plan.rows, now)
@@ -132,6 +139,7 @@ def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: C
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
         problem=release.trouble[:400],
+        reason=reason,
         phases=tuple(
             PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
             for name in PHASES

@@ -30,6 +30,7 @@ from edgesplit_cli.views.device import (
     model_lines,
     offline_lines,
     power_line,
+    reason_lines,
     sequence_line,
     state_text,
     window_rows,
@@ -170,6 +171,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
     if (old := record.get("last_telemetry")) and not record.get("telemetry"):
         out.print(Text(f"no telemetry since {ago_text(old.get('at'))}: the figures below are out of date", "yellow"))
     out.print(table(("model", "cut", *(">" + name for name in COLUMNS)), window_rows(record)))
+    for line in reason_lines(record):
+        out.print(line)
     for window in (record.get("telemetry") or {}).get("models", []):
         if window.get("phases") and window["requests"]:
             made_up = "simulated" if record.get("simulated") else "emulated"

@@ -21,6 +21,7 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import from_parameters, phases
+from edgesplit.plan import LOCAL
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import read_tensors, write_npz
 from edgesplit_cli.options.completion import complete_devices, complete_models
@@ -87,6 +88,8 @@ def infer(
         console().print(bold_head(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_route_text(report))
+        if report["reason"]:
+            console().print(bold_head("why", f" {report['reason']}"))
     if as_timeline:
         for line in waterfall(phase_times):
             console().print(line)
@@ -163,9 +166,9 @@ def read_inputs(source: Path, model: str, metadata: Callable[[], Mapping[str, An
 
 def _route_text(report: dict[str, Any]) -> str:
     """One line on where the answer was computed and how long each part took."""
-    where = {"local": "on the device alone", "remote": "beyond the link"}.get(
-        report["row"], f"cut after {report['split_after']}"
-    )
+    where = "on the device alone" if report["row"] == LOCAL else "beyond the link"
+    if report["split_after"] and report["row"] != LOCAL:
+        where = f"{report['row']} (after {report['split_after']})"
     if report["fallback"]:
         where = f"on the device alone, as a fallback ({report['cause']})"
     parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"

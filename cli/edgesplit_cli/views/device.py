@@ -65,6 +65,13 @@ def _device_rows(device: dict[str, Any]) -> list[tuple[str | Text, ...]]:
     return lines
 
 
+def reason_lines(device: dict[str, Any]) -> list[Text]:
+    """Why each model's last request was answered where it was."""
+    telemetry = device.get("telemetry") or device.get("last_telemetry") or {}
+    windows = [window for window in telemetry.get("models", []) if window.get("reason")]
+    return [Text.assemble((window["model"], "bold"), f" {window['reason']}") for window in windows]
+
+
 def window_rows(device: dict[str, Any]) -> list[tuple[str, ...]]:
     """A row of `COLUMNS` for each model in the latest telemetry of a device."""
     return [

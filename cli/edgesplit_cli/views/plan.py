@@ -159,8 +159,8 @@ def _candidate_row(
     value = objective_value_text(plan["objective"], candidate["value"]).partition(" ")[0]
     return (
         "*" if candidate["name"] == plan["best"] else "" if candidate.get("allowed", True) else "x",
-        candidate["name"] + codec_suffix(candidate),
-        candidate.get("split_after") or "-",
+        candidate["name"] + ("" if candidate["name"].startswith("cut-") else codec_suffix(candidate)),
+        _split_text(candidate),
         format_size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
         format_size(candidate["down_bytes"]) if candidate["down_bytes"] else "-",
         ms(candidate["device_s"]),
@@ -172,6 +172,14 @@ def _candidate_row(
         *(str(count) for count in _layer_counts(candidate, middle_tiers)),
         *((value,) if valued else ()),
     )
+
+
+def _split_text(candidate: dict[str, Any]) -> str:
+    """The cut's last layers and how many of all layers it runs on the device, as in `Equal (1 of 312)`."""
+    if not candidate.get("split_after"):
+        return "-"
+    here = candidate.get("layers", 0)
+    return f"{candidate['split_after']} ({here} of {here + candidate.get('remote_layers', 0)})"
 
 
 def _layer_counts(candidate: dict[str, Any], middle_tiers: int) -> list[int]:

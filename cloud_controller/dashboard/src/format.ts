@@ -69,10 +69,10 @@ export function short(digest: string): string {
   return digest.length > 12 ? digest.slice(0, 8) : digest;
 }
 
-/** What a row of a plan does, in words. */
+/** The name of a row of a plan, as commands and metrics have it, and what it does. */
 export function cutName(row: { name: string; split_after: string; local: boolean }): string {
-  if (row.local) return "all on the device";
-  return row.split_after === "" ? "all remote" : `after ${row.split_after}`;
+  if (row.local) return `${row.name}: all on the device`;
+  return row.split_after === "" ? `${row.name}: all beyond the link` : `${row.name}: after ${row.split_after}`;
 }
 
 export function plural(number: number, singular: string, several = `${singular}s`): string {

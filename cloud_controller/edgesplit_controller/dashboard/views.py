@@ -16,12 +16,15 @@ from edgesplit.release.manifest import Manifest
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.fleet.rows import event_to_dict, model_to_dict
 from edgesplit_controller.fleet.table import fleet_rows
+from edgesplit_controller.history.buckets import DAY_S, Span
 from edgesplit_controller.planning.curves import curves
 from edgesplit_controller.storage.tables.core import Desired, Device, Event, Model, ReleaseRow
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 
 NEWEST_RELEASES = 12
 """Releases on a model's page."""
+YOUNG_S = 7_200.0
+"""A history that is younger, in seconds, is shown by minute."""
 MOST_VERSIONS = 1_000
 """Releases of which the fleet page shows the version."""
 
@@ -42,6 +45,18 @@ def _versions(controller: Controller) -> dict[str, str]:
     with controller.database.read() as session:
         rows = session.execute(query.order_by(ReleaseRow.created.desc()).limit(MOST_VERSIONS)).all()
     return {row.digest: f"{row.name}@{row.version}" for row in rows}
+
+
+def trend(controller: Controller) -> dict[str, Any]:
+    """Devices that report, requests, fallbacks and p95 of all models over the last 24 hours by hour; by minute while
+    there is less than two hours of it."""
+    now, groups = time.time(), controller.devices.groups
+    span: Span = "hour"
+    buckets = controller.roll_up.fleet_history(span, now - DAY_S, now, groups)
+    if not buckets or buckets[0]["at"] > now - YOUNG_S:
+        span = "minute"
+        buckets = controller.roll_up.fleet_history(span, now - YOUNG_S, now, groups)
+    return {"span": span, "since": now - DAY_S, "buckets": buckets}
 
 
 def device_curves(controller: Controller, name: str) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[st
         "class": device.device_class, "emulated": bool(birth.get("emulated")),
         "simulated": bool(birth.get("simulated")), "version": birth.get("agent_version", ""),
         "last_seen": device.last_seen, "models": models,
-        "p95_s": max((window.get("latency_p95_s", 0.0) for window in windows.values()), default=None),
+        "p95_s": max((window["latency_p95_s"] for window in windows.values() if window.get("requests")), default=None),
         "requests": sum(window.get("requests", 0) for window in windows.values()),
         "failed": sum(window.get("failed", 0) for window in windows.values()),
         "fallbacks": sum(window.get("fallbacks", 0) for window in windows.values()),

@@ -157,6 +157,31 @@ class RollUp:
                 sums[row.begins] = merged(sums.get(row.begins, {}), row.content)
         return [bucket_view(begins, span, sums[begins]) for begins in sorted(sums)]
 
+    def fleet_history(
+        self, span: Span, since: float, until: float, groups: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Buckets of all models between two Unix times, oldest first, each with the number of devices that sent
+        telemetry in it (`devices`), over all devices or those of `groups`."""
+        models = select(ModelBucketRow.begins, ModelBucketRow.content).where(
+            *_in_range(ModelBucketRow, span, since, until)
+        )
+        devices = select(DeviceBucketRow.begins, func.count()).where(
+            DeviceBucketRow.model == DEVICE_ITSELF, *_in_range(DeviceBucketRow, span, since, until)
+        )
+        if groups is not None:
+            models = models.where(ModelBucketRow.group.in_(sorted(groups)))
+            visible = select(Device.name).where(Device.group.in_(sorted(groups)))
+            devices = devices.where(DeviceBucketRow.device.in_(visible))
+        sums: dict[float, Content] = {}
+        with self._database.read() as session:
+            reporting = {row[0]: int(row[1]) for row in session.execute(devices.group_by(DeviceBucketRow.begins))}
+            for begins, content in session.execute(models):
+                sums[begins] = merged(sums.get(begins, {}), content)
+        return [
+            {**bucket_view(begins, span, sums.get(begins, {})), "devices": reporting.get(begins, 0)}
+            for begins in sorted({*sums, *reporting})
+        ]
+
 
 @dataclass(slots=True)
 class _TableSums:

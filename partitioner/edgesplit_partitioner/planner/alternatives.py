@@ -24,7 +24,7 @@ from edgesplit_partitioner.formulation.objectives import parse_objective
 from edgesplit_partitioner.formulation.placement import allowed_tiers
 from edgesplit_partitioner.formulation.solution import Solution
 from edgesplit_partitioner.formulation.tiers import Links
-from edgesplit_partitioner.planner.search import PlanSearch, cut_key
+from edgesplit_partitioner.planner.search import PlanSearch, cut_key, row_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Candidate:
     """A cut with its seconds on the planned link."""
 
     row: Row
-    """Named as in the table; `other-N` where it is not in it."""
+    """Named by its cut, as in the table (`search.row_name`)."""
     seconds: float
     value: float
     """Of the objective; its seconds by default."""
@@ -71,21 +71,22 @@ def candidates_of(search: PlanSearch, most: int = 10) -> list[Candidate]:
             by_cut[cut_key(row)] = _candidate(search, row)
     ordered = sorted(by_cut.values(), key=lambda cut: (cut.row.is_local, len(cut.row.layers), cut.row.compress))
     taken = {candidate.row.name for candidate in ordered if candidate.in_table}
-    others = (name for number in itertools.count(1) if (name := f"other-{number}") not in taken)
-    return [_judged(search, candidate, _name(candidate, taken, others)) for candidate in ordered]
+    return [_judged(search, candidate, _name(search, candidate, taken)) for candidate in ordered]
 
 
 def _candidate(search: PlanSearch, row: Row, *, in_table: bool = False) -> Candidate:
     return Candidate(row, search.seconds(row), search.value(row), in_table=in_table)
 
 
-def _name(candidate: Candidate, taken: set[str], others: Iterator[str]) -> str:
-    """Its name in the table; outside of it that of its pure mode, if no row has it, or `other-N`."""
+def _name(search: PlanSearch, candidate: Candidate, taken: set[str]) -> str:
+    """Its name in the table; outside of it that of its pure mode, if no row has it, or of its cut."""
     name = candidate.row.name
-    if candidate.in_table or (name and name not in taken):
-        taken.add(name)
+    if candidate.in_table:
         return name
-    return next(others)
+    if not name or name in taken:
+        name = row_name(candidate.row, search.model.layers)
+    taken.add(name)
+    return name
 
 
 def _pure(search: PlanSearch) -> Iterator[Row]:

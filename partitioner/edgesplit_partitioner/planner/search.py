@@ -7,6 +7,7 @@ lower envelope over the first link's uplink bandwidth, searched only when it is 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.plan import REMOTE, Conditions, Link, Power, Row
 from edgesplit_partitioner.algorithms.lower_envelope import Line, explore, lower_envelope, thinned
 from edgesplit_partitioner.arrays import TIE, Ints, Mask
-from edgesplit_partitioner.costs.model import CODECS, LOSSLESS, LOSSY, Costs
+from edgesplit_partitioner.costs.model import CODECS, LOSSLESS, LOSSY, RAW, Costs
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.formulation.cost_model import CostModel
 from edgesplit_partitioner.formulation.cost_terms import LinkScenario, Memory, memory_of
@@ -321,7 +322,8 @@ class PlanSearch:
         A forced cut stands alone, with all-local behind it as its fallback. A table that would outgrow a release
         loses the rows that are missed least.
         """
-        return _named(_unique(map(self.row, self._milp_table() if self.needs_milp else self._mincut_table())))
+        rows = _unique(map(self.row, self._milp_table() if self.needs_milp else self._mincut_table()))
+        return _named(rows, self.model.layers)
 
     def _mincut_table(self) -> list[Solution]:
         lines = [self._line_of(self.solution)]
@@ -489,20 +491,39 @@ def _unique(rows: Iterable[Row]) -> list[Row]:
     return list({cut_key(row): row for row in rows}.values())
 
 
-def _named(rows: list[Row]) -> tuple[Row, ...]:
-    """The rows with names: `cut-1` is the most remote; a second all-remote row is the compressed one."""
+def _named(rows: list[Row], order: Sequence[str]) -> tuple[Row, ...]:
+    """The rows with names, by their cuts (`row_name`); a second all-remote row is the compressed one."""
     named: dict[str, Row] = {}
-    cuts = 0
     for row in rows:
-        name = row.name
-        if name == REMOTE and REMOTE in named:
-            compressed = row.compress or any(hop.compress for hop in row.hops)
-            name = "remote-zstd" if compressed and "remote-zstd" not in named else ""
-        if not name:
-            cuts += 1
-            name = f"cut-{cuts}"
+        name = row.name or row_name(row, order)
+        if name in named:
+            compressed = name == REMOTE and (row.compress or any(hop.compress for hop in row.hops))
+            name = "remote-zstd" if compressed else row_name(row, order)
+        if name in named:  # differs in which codec each tensor has, or in what the further links carry
+            name = f"{name}-{_short_digest(repr(cut_key(row)))}"
         named[name] = msgspec.structs.replace(row, name=name)
     return tuple(named.values())
+
+
+def row_name(row: Row, order: Sequence[str]) -> str:
+    """The name of a row by its cut alone, so that one cut has the same name in every table and release of a model.
+
+    `cut-N` has N layers on the device, and `cut-N-M` has M before the next link. Lossy codecs and compression follow,
+    as in `cut-6-int8-zstd`; and digits of a digest where the layers before a link are not the first in `order`.
+    """
+    beyond = (row.remote, *(hop.remote for hop in row.hops))
+    counts = [len(order) - len(layers) for layers in beyond]
+    parts = ["cut", *map(str, counts)]
+    if any(tuple(order[count:]) != layers for count, layers in zip(counts, beyond, strict=True)):
+        parts.append(_short_digest(repr(beyond)))
+    codecs = {codec for tensors in (row.codecs, *(hop.codecs for hop in row.hops)) for codec in tensors.values()}
+    parts += sorted({codec.partition("+")[0] for codec in codecs} - {RAW})
+    parts += ["zstd"] * (row.compress or any(hop.compress for hop in row.hops))
+    return "-".join(parts)
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:4]
 
 
 def supported_codecs(costs: Costs, given: Iterable[str] | None, limits: Limits) -> tuple[str, ...]:

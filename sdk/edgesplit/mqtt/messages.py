@@ -46,6 +46,7 @@ from edgesplit.mqtt.telemetry import (
     QueueState,
     ReleaseHealth,
     RowName,
+    RowReason,
     Version,
 )
 from edgesplit.msgspec_warmup import warm_up_structs
@@ -219,6 +220,8 @@ class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     become too long, and by agents before 0.2."""
     joules: Amount = 0.0
     """Mean energy per answer, over the answers whose energy is known."""
+    reason: RowReason = ""
+    """Why the row of the last request was chosen; empty before the first, and by agents before 0.3."""
     joules_basis: JoulesBasis = ""
     """`measured` (scaled to this device's power rails) or `predicted` (the plan's figures). Empty: unknown."""
 

@@ -27,6 +27,9 @@ Digest = Annotated[str, Meta(max_length=64)]
 ROW_NAME_CHARS = 80
 RowName = Annotated[str, Meta(max_length=ROW_NAME_CHARS)]
 """Name of a row of a plan."""
+ROW_REASON_CHARS = 240
+RowReason = Annotated[str, Meta(max_length=ROW_REASON_CHARS)]
+"""Why a row was chosen, as one sentence for people."""
 Version = Annotated[str, Meta(max_length=80)]
 """Version of an agent."""
 JoulesBasis = Annotated[str, Meta(max_length=16)]

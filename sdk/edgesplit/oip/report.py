@@ -79,6 +79,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     joules: float = 0.0
     """Energy that the device spent on the request; a tail that lost against the cloud is counted under hedging instead.
     """
+    reason: str = ""
+    """Why this row was chosen, as one sentence for people. Empty: a lane answered, where there is nothing to choose, or
+    the agent is older than 0.3."""
     joules_basis: str = ""
     """`measured`: scaled to the power measured on the device's rails; `predicted`: from the plan's power figures.
     Empty: unknown."""

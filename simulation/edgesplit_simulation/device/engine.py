@@ -102,7 +102,8 @@ class SimulatedEngine:
     @property
     def conditions(self) -> Conditions:
         """The estimated condition of link and offload server."""
-        return (self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)).conditions(self._breaker.is_allowing)
+        estimate = self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)
+        return estimate.conditions(self._breaker.is_allowing, self.hub.monotonic())
 
     def row_of(self, model: str) -> str:
         """Name of the plan row in use for `model`."""
@@ -183,7 +184,7 @@ class SimulatedEngine:
         seconds = predicted_s * host.behaviour.slowdown * self.slowdown * self.hub.rng.uniform(0.95, 1.1)
         self.power_model.add_busy_time(seconds)
         if self._link_estimator is not None:
-            self._link_estimator = self._link_estimator.after_compute(seconds, predicted_s)
+            self._link_estimator = self._link_estimator.after_compute(seconds, predicted_s, self.hub.monotonic())
         return seconds
 
     def _offload_with_fallback(
@@ -240,7 +241,7 @@ class SimulatedEngine:
             if self._link_estimator is not None:
                 self._link_estimator = self._link_estimator.after_transfer(
                     row.up_bytes, row.down_bytes, link_s, now
-                ).after_load_report(self.offload_server.load)
+                ).after_load_report(self.offload_server.load, now)
 
     def _probe_if_due(self) -> None:
         """Probe an offload server whose circuit breaker is open. A real agent probes when the probe is due; here the

@@ -1,7 +1,8 @@
 import { describe, expect, test } from "vitest";
+import { eventName } from "./event_names";
 import { has, narrowed, toggled, words } from "./filter";
 import { merged } from "./fleet";
-import { fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
+import { firstRange, fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
 import { isToken, loginCode, secretIn } from "./login";
 import * as proposals from "./proposals";
 import { consequences, shares, verbsFor } from "./rollout";
@@ -72,7 +73,7 @@ describe("the fleet", () => {
       { model: "people@1", release: "aaaa", running: 2, coming: 0 },
       { model: "people", release: "bbbb", running: 0, coming: 1 },
     ]);
-    expect(byCut(fleet)).toEqual([{ key: "cut-1", count: 1 }]);
+    expect(byCut(fleet)).toEqual([{ key: "people cut-1", count: 1 }]);
     expect(byCause(fleet)).toEqual([{ key: "failed: x", count: 1 }]);
     expect(traffic(fleet)).toMatchObject({ requests: 20, reporting: 2, medianP95: 0.1 });
     expect(traffic([]).medianP95).toBeNull();
@@ -138,6 +139,20 @@ describe("a device's history", () => {
     expect(lines.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
     expect(lines.requests).toEqual([5, 5, 5, null, 5, 0]);
     expect(modelsOf([report(0)])).toEqual(["m@1"]);
+    const busy = {
+      ...report(9),
+      models: report(9).models.flatMap((one) => [{ ...one, model: "a@1", requests: 0 }, one]),
+    };
+    expect(modelsOf([busy])).toEqual(["m@1", "a@1"]);
+    expect([firstRange(1_000, 1_600).name, firstRange(1_000, 90_000).name]).toEqual(["1 h", "24 h"]);
+  });
+
+  test("events have names for people, also those that are new", () => {
+    expect(["device.born", "rollout.rolled_back", "constructor"].map(eventName)).toEqual([
+      "connected",
+      "rollout rolled back",
+      "constructor",
+    ]);
   });
 
   test("in buckets joins the device's figures with the model's, and has gaps where data is missing", () => {

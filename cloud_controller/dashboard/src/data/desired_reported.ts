@@ -5,6 +5,8 @@ import type { Device, Difference, Telemetry } from "./types";
 export interface ModelStatus {
   model: string;
   desired: string;
+  /** Number of the rollout that assigned it, from which it can be rolled back. */
+  rollout: number | null;
   running: string;
   state: string;
   cut: string;
@@ -19,9 +21,11 @@ export function latestTelemetry(device: Device): Telemetry | null {
 export function modelStatuses(device: Device): ModelStatus[] {
   const differences = new Map((device.differences ?? []).map((difference) => [bare(difference.model), difference]));
   const windows = new Map((latestTelemetry(device)?.models ?? []).map((window) => [window.model, window]));
+  const assigned = new Map(device.desired.map((desired) => [desired.model, desired]));
   const reported = device.models.map((model) => ({
     model: model.model,
-    desired: device.desired.find((desired) => desired.model === bare(model.model))?.release ?? "",
+    desired: assigned.get(bare(model.model))?.release ?? "",
+    rollout: assigned.get(bare(model.model))?.deployment ?? null,
     running: model.release,
     state: model.last_state ?? model.state,
     cut: windows.get(model.model)?.row ?? "",
@@ -34,6 +38,7 @@ export function modelStatuses(device: Device): ModelStatus[] {
     ...unreported.map((desired) => ({
       model: desired.model,
       desired: desired.release,
+      rollout: desired.deployment,
       running: "",
       state: "assigned",
       cut: "",
@@ -47,6 +52,7 @@ function detailOf(difference: Difference | undefined, detail: string): string {
   return [difference.kind, difference.detail || detail].filter(Boolean).join(": ");
 }
 
-function bare(model: string): string {
+/** A model's name without its version. */
+export function bare(model: string): string {
   return model.split("@")[0] ?? model;
 }

@@ -1,12 +1,13 @@
 // The filter of the fleet: words and `key=value`, all of which must match.
 
+import { cutOf } from "./summary";
 import type { FleetRow } from "./types";
 
 const KEYS: Record<string, (row: FleetRow) => string[]> = {
   state: (row) => [row.state],
   group: (row) => [row.group],
   class: (row) => [row.class],
-  cut: (row) => row.models.map((model) => model.row),
+  cut: (row) => row.models.flatMap((model) => [model.row, cutOf(model)]),
   model: (row) => row.models.flatMap(({ model }) => [model, model.split("@")[0] ?? ""]),
   release: (row) => row.models.map((model) => model.release),
   cause: (row) => row.causes.map(({ cause }) => cause),

@@ -69,12 +69,18 @@ export function fromBuckets(model: readonly Bucket[], device: readonly Bucket[] 
   return lines(points, span, BUCKET_GAP * span);
 }
 
+/** The models of these reports, the one with the most requests first. */
 export function modelsOf(reports: readonly Telemetry[]): string[] {
-  const newest = reports.at(-1);
-  const names = newest === undefined ? [] : newest.models.map((window) => window.model);
-  return names.length > 0
-    ? names
-    : [...new Set(reports.flatMap((report) => report.models.map((window) => window.model)))];
+  const requests = new Map<string, number>();
+  for (const window of reports.flatMap((report) => report.models))
+    requests.set(window.model, (requests.get(window.model) ?? 0) + window.requests);
+  return [...requests].sort(([a, many], [b, more]) => more - many || (a < b ? -1 : 1)).map(([model]) => model);
+}
+
+/** The range to begin with: in the first hours of what began at `since` hours and days are single points. */
+export function firstRange(since: number, now: number): Range {
+  const [hour, day] = RANGES as [Range, Range];
+  return now - since < 7_200 ? hour : day;
 }
 
 /** Requests by the origin of their answers (`real`, `emulated`, `simulated`), over all of these buckets. */

@@ -1,6 +1,6 @@
 // Proposals of re-planning as text. Pure.
 
-import { bytes, figure, percent, plural, rate, seconds } from "../format";
+import { bytes, cutName, figure, percent, plural, rate, seconds } from "../format";
 import type { Drift, Proposal, ProposedRow } from "./types";
 
 /** Those of one model, the open ones first, then the newest. */
@@ -44,9 +44,7 @@ function share(part: number): string {
 
 /** Cuts of a table, one after the other. */
 export function cuts(rows: readonly ProposedRow[]): string {
-  const words = rows.map((row) =>
-    row.up_bytes === 0 ? "all on the device" : row.split_after === "" ? "all remote" : `after ${row.split_after}`,
-  );
+  const words = rows.map((row) => cutName({ ...row, local: row.up_bytes === 0 }));
   return [...new Set(words)].join(", ") || "none";
 }
 

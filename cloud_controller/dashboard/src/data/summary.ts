@@ -1,6 +1,6 @@
 // What a fleet comes to: counts by state, release, cut and cause. Pure functions of its rows.
 
-import type { FleetRow, State } from "./types";
+import type { FleetModel, FleetRow, State } from "./types";
 
 export const STATES: readonly State[] = ["online", "stale", "offline", "claimed", "revoked"];
 
@@ -42,9 +42,14 @@ export function byRelease(rows: readonly FleetRow[]): ReleaseTally[] {
   return [...tallies.values()].sort((a, b) => b.running + b.coming - (a.running + a.coming));
 }
 
-/** Rows in use, of devices that are online: the last reports of the others are not current. */
+/** Cuts in use by model, of devices that are online: the last reports of the others are not current. */
 export function byCut(rows: readonly FleetRow[]): Tally[] {
-  return tallied(rows.filter((row) => row.state === "online").flatMap((row) => row.models.map((model) => model.row)));
+  return tallied(rows.filter((row) => row.state === "online").flatMap((row) => row.models.map(cutOf)));
+}
+
+/** A model's cut, as in `people cut-6`: `cut-6` of another model is another cut. Empty where none was reported. */
+export function cutOf(model: FleetModel): string {
+  return model.row === "" ? "" : `${model.model.split("@")[0]} ${model.row}`;
 }
 
 export function byCause(rows: readonly FleetRow[]): Tally[] {

@@ -86,6 +86,18 @@ export interface Bucket {
   origins?: Record<string, number>;
 }
 
+/** A bucket of the whole fleet. */
+export interface FleetBucket extends Bucket {
+  /** Devices that sent telemetry in it. */
+  devices: number;
+}
+
+export interface FleetTrend {
+  span: string;
+  since: number;
+  buckets: FleetBucket[];
+}
+
 export interface DeviceHistory {
   device: string;
   span: string;
@@ -159,6 +171,8 @@ export interface Window {
   joules?: number;
   joules_basis?: string;
   problem?: string;
+  /** Why the row of the last request was chosen, as one sentence of the agent. */
+  reason?: string;
 }
 
 export interface PowerSeen {
@@ -172,6 +186,13 @@ export interface PowerSeen {
   under_voltage?: boolean;
 }
 
+export interface MachineSeen {
+  disk_free_bytes?: number | null;
+  disk_bytes?: number | null;
+  memory_free_bytes?: number | null;
+  memory_bytes?: number | null;
+}
+
 export interface Telemetry {
   at: number;
   emulated: boolean;
@@ -180,6 +201,7 @@ export interface Telemetry {
   remote_usable: boolean;
   models: Window[];
   power?: PowerSeen | null;
+  machine?: MachineSeen | null;
 }
 
 export interface ModelState {
@@ -240,6 +262,8 @@ export interface Device {
   emulated: boolean;
   simulated?: boolean;
   agent_version?: string | null;
+  /** The address of its agent's endpoint for applications, as it reported it. */
+  local_url?: string | null;
   counter?: number;
   acted_upon?: number | null;
   desired: { model: string; release: string; deployment: number }[];
@@ -327,6 +351,20 @@ export interface ReleaseView extends OriginCount {
 
 export interface ModelView extends Model {
   releases: ReleaseView[];
+}
+
+/** A one-time claim, as the device reads it: `token` is a secret. */
+export interface Claim {
+  device: string;
+  device_class: string;
+  token: string;
+  expires: number;
+}
+
+export interface Deployed {
+  release: string;
+  devices: string[];
+  deployment?: number | null;
 }
 
 export interface Event {

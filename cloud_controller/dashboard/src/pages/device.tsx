@@ -2,12 +2,12 @@
 
 import { useState } from "preact/hooks";
 import { clock, useCell } from "../data/cell";
-import { latestTelemetry, type ModelStatus, modelStatuses } from "../data/desired_reported";
+import { bare, latestTelemetry, type ModelStatus, modelStatuses } from "../data/desired_reported";
 import { fromBuckets, fromReports, modelsOf, type Range } from "../data/history";
 import { useResource } from "../data/resource";
 import { may } from "../data/session";
 import type { Device, DeviceCurves, DeviceHistory, Event, Telemetry } from "../data/types";
-import { age, moment, NONE, rate, seconds, short } from "../format";
+import { age, bytes, figure, moment, NONE, rate, seconds, short } from "../format";
 import { CommandText } from "../parts/command_text";
 import { CurveChart, inWords, nameOf, PlanTable, value } from "../parts/curves";
 import { Figures } from "../parts/figures";
@@ -19,6 +19,8 @@ import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 import { EventTable } from "./events";
 
+const NEWEST_EVENTS = 100;
+
 export function DevicePage({ name }: { name: string }) {
   const own = (change: { kind: string; subject: string }) =>
     (change.kind === "device" || change.kind === "alert") && change.subject === name;
@@ -26,10 +28,11 @@ export function DevicePage({ name }: { name: string }) {
   const { data, error, again } = useResource<Device>(`/v1/devices/${encoded}`, own);
   const reports = useResource<Telemetry[]>(`/v1/telemetry/${encoded}?newest=360`, own);
   const curves = useResource<DeviceCurves[]>(`/v1/views/devices/${encoded}/curves`, own);
-  const events = useResource<Event[]>(`/v1/views/devices/${encoded}/events`, own);
+  const events = useResource<Event[]>(`/v1/views/devices/${encoded}/events?newest=${NEWEST_EVENTS}`, own);
   const [model, setModel] = useState("");
   if (data === null) return error ? <Problem error={error} again={again} /> : <Loading />;
-  const models = modelsOf(reports.data ?? []);
+  const plans = curves.data ?? [];
+  const models = [...new Set([...modelsOf(reports.data ?? []), ...plans.map((plan) => bare(plan.model))])];
   const chosen = models.includes(model) ? model : (models[0] ?? "");
   return (
     <>
@@ -40,11 +43,13 @@ export function DevicePage({ name }: { name: string }) {
       <Models device={data} />
       {models.length > 1 && <Choice models={models} chosen={chosen} onChoose={setModel} />}
       <Charts device={data} reports={reports.data} model={chosen} own={own} />
-      {(curves.data ?? []).map((plan) => (
-        <PlanPanel key={plan.model} plan={plan} live={data.state === "online"} />
-      ))}
+      {plans
+        .filter((plan) => bare(plan.model) === chosen)
+        .map((plan) => (
+          <PlanPanel key={plan.model} plan={plan} live={data.state === "online"} />
+        ))}
       {may("operator") && <Logs name={name} own={own} />}
-      <Panel title="Events">
+      <Panel title="Events" note={(events.data?.length ?? 0) >= NEWEST_EVENTS ? `the newest ${NEWEST_EVENTS}` : ""}>
         {events.data === null || events.data.length === 0 ? (
           <p class="none">None.</p>
         ) : (
@@ -114,18 +119,42 @@ function warningsOf(device: Device, now: number): string[] {
 function Facts({ device }: { device: Device }) {
   const now = useCell(clock);
   const telemetry = latestTelemetry(device);
+  const { machine, power } = telemetry ?? {};
   const facts: [string, string][] = [
     ["last seen", device.last_seen === null ? "never" : `${age(device.last_seen, now)} ago`],
-    ["agent", device.agent_version ?? NONE],
-    ["session", device.session ? String(device.session) : NONE],
+    ["temperature", isKnown(power?.celsius) ? `${figure(power.celsius)} °C` : NONE],
+    ["memory free", freeOf(machine?.memory_free_bytes, machine?.memory_bytes)],
+    ["disk free", freeOf(machine?.disk_free_bytes, machine?.disk_bytes)],
     ["uplink", telemetry ? rate(telemetry.up_bytes_per_s) : NONE],
     ["round trip", telemetry ? seconds(telemetry.rtt_s) : NONE],
     ["remote", telemetry ? (telemetry.remote_usable ? "reachable" : "unreachable") : NONE],
+    ["address", device.local_url ?? NONE],
+    ["agent", device.agent_version ?? NONE],
+  ];
+  if (device.gateway) facts.push(["gateway", device.gateway]);
+  const protocol: [string, string][] = [
+    ["session", device.session ? String(device.session) : NONE],
     ["newest statement", device.counter ? String(device.counter) : NONE],
     ["applied statement", applied(device)],
   ];
-  if (device.gateway) facts.push(["gateway", device.gateway]);
-  return <Figures facts={facts} old={device.state !== "online"} />;
+  return (
+    <>
+      <Figures facts={facts} old={device.state !== "online"} />
+      <details>
+        <summary>Session and statements</summary>
+        <Figures facts={protocol} old={device.state !== "online"} />
+      </details>
+    </>
+  );
+}
+
+function isKnown(value: number | null | undefined): value is number {
+  return value !== null && value !== undefined;
+}
+
+function freeOf(free: number | null | undefined, all: number | null | undefined): string {
+  if (!isKnown(free)) return NONE;
+  return isKnown(all) ? `${bytes(free)} of ${bytes(all)}` : bytes(free);
 }
 
 function applied(device: Device): string {
@@ -143,7 +172,24 @@ function Models({ device }: { device: Device }) {
       ) : (
         <Table columns={MODELS} rows={rows} id={(row) => row.model} />
       )}
+      <Reasons device={device} />
     </Panel>
+  );
+}
+
+/** Why each model's last request was answered where it was: the agent's own sentences. */
+function Reasons({ device }: { device: Device }) {
+  const windows = (latestTelemetry(device)?.models ?? []).filter((window) => window.reason);
+  if (windows.length === 0) return null;
+  return (
+    <dl class={`reasons${device.state === "online" ? "" : " old"}`} aria-label="Why these cuts">
+      {windows.map((window) => (
+        <div key={window.model}>
+          <dt>Why {window.model} runs there</dt>
+          <dd>{window.reason}</dd>
+        </div>
+      ))}
+    </dl>
   );
 }
 
@@ -156,7 +202,11 @@ const MODELS: readonly Column<ModelStatus>[] = [
     tone: (row) => (row.running === row.desired ? "" : "warn"),
   },
   { title: "State", cell: (row) => <Status state={row.state} /> },
-  { title: "Cut in use", cell: (row) => row.cut || NONE },
+  { title: "Cut in use", kind: "nowrap", cell: (row) => row.cut || NONE },
+  {
+    title: "Rollout",
+    cell: (row) => (row.rollout ? <a href={to("rollouts", String(row.rollout))}>{row.rollout}</a> : NONE),
+  },
   { title: "Detail", kind: "faint detail", cell: (row) => row.detail },
 ];
 

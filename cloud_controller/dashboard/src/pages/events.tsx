@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { eventName } from "../data/event_names";
 import { useResource } from "../data/resource";
 import type { Event } from "../data/types";
 import { moment } from "../format";
@@ -24,7 +25,7 @@ export function EventsPage() {
         <input
           id="filter"
           type="search"
-          placeholder="operator, action or subject"
+          placeholder="operator, event or subject"
           value={filter}
           onInput={(event) => setFilter(event.currentTarget.value)}
         />
@@ -44,7 +45,7 @@ export function EventTable({ events }: { events: readonly Event[] }) {
 const COLUMNS: readonly Column<Event>[] = [
   { title: "Time", kind: "nowrap", cell: (event) => moment(event.at) },
   { title: "By", cell: (event) => event.actor },
-  { title: "Action", cell: (event) => event.action },
+  { title: "Event", cell: (event) => <span title={event.action}>{eventName(event.action)}</span> },
   { title: "Subject", cell: (event) => <Subject event={event} /> },
   { title: "Detail", kind: "faint detail", cell: (event) => detail(event) },
 ];
@@ -70,5 +71,5 @@ function detail(event: Event): string {
 }
 
 function searchText(event: Event): string {
-  return `${event.actor} ${event.action} ${event.subject} ${detail(event)}`.toLowerCase();
+  return `${event.actor} ${event.action} ${eventName(event.action)} ${event.subject} ${detail(event)}`.toLowerCase();
 }

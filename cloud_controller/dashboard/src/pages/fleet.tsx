@@ -4,6 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { clock, useCell } from "../data/cell";
 import { has, narrowed, toggled } from "../data/filter";
 import { readFleetAgain, useFleet } from "../data/fleet";
+import { may } from "../data/session";
 import {
   byCause,
   byCut,
@@ -17,13 +18,17 @@ import {
 } from "../data/summary";
 import type { FleetRow } from "../data/types";
 import { age, count, NONE, percent, plural, seconds, short } from "../format";
+import { ClaimButton } from "../parts/claim";
 import { ComponentStrip } from "../parts/health";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Origin, Status } from "../parts/status";
+import { Trends } from "../parts/trends";
 import { type Column, VirtualTable } from "../parts/virtual";
 import { replaceQuery, route, to } from "../route";
 
-const CLAIM = "edgectl device claim cam-1 --class raspberrypi4 > cam-1.claim\nedgesplit-agent --claim cam-1.claim";
+const CLAIM =
+  "edgectl device claim cam-1 --profile raspberrypi4 --out cam-1.claim\nedgesplit-agent run --data FOLDER --claim cam-1.claim";
+const MOST_SHOWN = 6;
 
 export function FleetPage() {
   const fleet = useFleet();
@@ -36,7 +41,16 @@ export function FleetPage() {
 
   if (!fleet.loaded) return fleet.error ? <Problem error={fleet.error} again={readFleetAgain} /> : <Loading />;
   if (fleet.rows.length === 0)
-    return <Empty command={CLAIM}>No device has enrolled yet. Claim one, and start its agent:</Empty>;
+    return (
+      <>
+        <Empty command={CLAIM}>No device has enrolled yet. Claim one, and start its agent:</Empty>
+        {may("operator") && (
+          <div class="actions middle">
+            <ClaimButton />
+          </div>
+        )}
+      </>
+    );
   const choose = (column: Key) =>
     setSort({ column, downwards: sort.column === column ? !sort.downwards : column !== "name" });
   return (
@@ -49,9 +63,14 @@ export function FleetPage() {
         <Cuts rows={fleet.rows} filter={filter} onFilter={narrow} />
         <Problems rows={fleet.rows} filter={filter} onFilter={narrow} />
       </div>
+      <Trends />
       <ComponentStrip />
       <section aria-label="Devices">
-        <Search filter={filter} onFilter={narrow} shown={chosen.length} all={fleet.rows.length} />
+        <div class="above">
+          <Search filter={filter} onFilter={narrow} shown={chosen.length} all={fleet.rows.length} />
+          {may("operator") && <ClaimButton />}
+        </div>
+        <p class="note">p95, fallbacks and failed are those of each device's newest report.</p>
         {chosen.length === 0 ? (
           <Empty>No device matches. Remove a word from the filter.</Empty>
         ) : (
@@ -108,11 +127,11 @@ function States({ rows, filter, onFilter }: Part) {
       </fieldset>
       <dl class="figures" title={`Over the newest reports of ${plural(totals.reporting, "device")} with requests`}>
         <div>
-          <dt>median p95</dt>
+          <dt>median p95, newest reports</dt>
           <dd>{seconds(totals.medianP95)}</dd>
         </div>
         <div>
-          <dt>requests</dt>
+          <dt>requests per report</dt>
           <dd>{count(totals.requests)}</dd>
         </div>
         <div>
@@ -136,12 +155,12 @@ function Releases({ rows, names, filter, onFilter }: Part & { names: Record<stri
   const releases = byRelease(rows);
   const most = Math.max(1, ...releases.map((release) => release.running + release.coming));
   return (
-    <Panel title="Releases">
+    <Panel title="Releases" note="devices now">
       {releases.length === 0 ? (
         <Empty command="edgectl deploy MODEL --to all">No release is deployed.</Empty>
       ) : (
         <ul class="bars">
-          {releases.slice(0, 6).map((release) => (
+          {releases.slice(0, MOST_SHOWN).map((release) => (
             <li key={release.model + release.release}>
               <button
                 type="button"
@@ -159,15 +178,20 @@ function Releases({ rows, names, filter, onFilter }: Part & { names: Record<stri
               </button>
             </li>
           ))}
+          <More many={releases.length - MOST_SHOWN} />
         </ul>
       )}
     </Panel>
   );
 }
 
+function More({ many }: { many: number }) {
+  return many > 0 ? <li class="faint">and {count(many)} more</li> : null;
+}
+
 function Cuts({ rows, filter, onFilter }: Part) {
   return (
-    <Panel title="Cuts in use" note="devices online">
+    <Panel title="Cuts in use" note="online devices, by model">
       <Tallies
         tallies={byCut(rows)}
         name="cut"
@@ -181,7 +205,7 @@ function Cuts({ rows, filter, onFilter }: Part) {
 
 function Problems({ rows, filter, onFilter }: Part) {
   return (
-    <Panel title="Problems by cause">
+    <Panel title="Problems by cause" note="devices now">
       <Tallies
         tallies={byCause(rows)}
         name="cause"
@@ -208,7 +232,7 @@ function Tallies({ tallies, name, filter, onFilter, none, bad = false }: Tallies
   const most = tallies[0]?.count ?? 1;
   return (
     <ul class="bars">
-      {tallies.slice(0, 6).map(({ key, count: many }) => (
+      {tallies.slice(0, MOST_SHOWN).map(({ key, count: many }) => (
         <li key={key}>
           <button
             type="button"
@@ -222,7 +246,7 @@ function Tallies({ tallies, name, filter, onFilter, none, bad = false }: Tallies
           </button>
         </li>
       ))}
-      {tallies.length > 6 && <li class="faint">and {tallies.length - 6} more</li>}
+      <More many={tallies.length - MOST_SHOWN} />
     </ul>
   );
 }

@@ -1,11 +1,14 @@
 // One model: its releases with the plan for each device class, what splitting gains, and measurements of all devices.
 
 import { useState } from "preact/hooks";
-import { fromBuckets, origins, RANGES, type Range } from "../data/history";
+import { clock } from "../data/cell";
+import { firstRange, fromBuckets, origins, type Range } from "../data/history";
 import { useResource } from "../data/resource";
+import { may } from "../data/session";
 import type { Curves, ModelHistory, ModelView, ReleaseView } from "../data/types";
 import { bytes, count, moment, percent, plural, short } from "../format";
 import { CurveChart, Gain, inWords, PlanTable } from "../parts/curves";
+import { DeployButton } from "../parts/deploy";
 import { Figures } from "../parts/figures";
 import { EnergyChart, LatencyChart, Ranges, RequestsChart } from "../parts/history_charts";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
@@ -25,7 +28,14 @@ export function ModelPage({ reference }: { reference: string }) {
   const release = data.releases.find((release) => release.release === chosen) ?? data.releases[0];
   return (
     <>
-      <h1>{data.model}</h1>
+      <div class="head">
+        <h1>{data.model}</h1>
+        {may("operator") && (
+          <div class="actions">
+            <DeployButton model={data.model} />
+          </div>
+        )}
+      </div>
       {error && <Problem error={error} again={again} />}
       <Facts model={data} />
       {release === undefined ? (
@@ -36,7 +46,7 @@ export function ModelPage({ reference }: { reference: string }) {
         </Empty>
       ) : (
         <>
-          <Measured model={data.model} />
+          <Measured model={data.model} since={Math.min(...data.releases.map((each) => each.created))} />
           <Proposals model={data.model} />
           <Releases releases={data.releases} shown={release} onChoose={setChosen} />
           {release.plans.map((plan) => (
@@ -114,8 +124,8 @@ function kindOf(release: ReleaseView): string {
 }
 
 /** Measurements of all devices that run it, whatever its version. */
-function Measured({ model }: { model: string }) {
-  const [range, setRange] = useState<Range>(RANGES[1] as Range);
+function Measured({ model, since }: { model: string; since: number }) {
+  const [range, setRange] = useState<Range>(firstRange(since, clock.value));
   const path = `/v1/models/${encodeURIComponent(model)}/history?span=${range.span}`;
   const { data, error, again } = useResource<ModelHistory>(path, () => false, 30);
   const buckets = data?.buckets ?? [];

@@ -9,9 +9,11 @@ import { OriginCounts, Status } from "../parts/status";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
+const NEWEST = 100;
+
 export function RolloutsPage() {
   const { data, error, again } = useResource<Rollout[]>(
-    "/v1/rollouts?newest=100",
+    `/v1/rollouts?newest=${NEWEST}`,
     (change) => change.kind === "rollout",
   );
   const now = useCell(clock);
@@ -28,6 +30,11 @@ export function RolloutsPage() {
       <h1>Rollouts</h1>
       {error && <Problem error={error} again={again} />}
       <Table name="rollouts" columns={columns(now)} rows={data.toReversed()} id={(rollout) => rollout.id} />
+      {data.length >= NEWEST && (
+        <p class="note">
+          The newest {NEWEST}; <code>edgectl rollout list</code> shows all.
+        </p>
+      )}
     </>
   );
 }

@@ -25,6 +25,8 @@ export interface Axis {
   least?: number;
   /** Shown with so much room above and below, instead of from nought. */
   around?: number;
+  /** Counts: no tick between two whole numbers. */
+  whole?: boolean;
 }
 
 export interface ChartProps {
@@ -93,6 +95,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
     font,
     size: 58,
     ...(given.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
+    ...(given.whole ? { incrs: steps(1, 1e12) } : {}),
     values: (_, values) => values.map((value) => (value === null ? "" : given.format(value))),
   });
   const scale = (given: Axis): uPlot.Scale =>
@@ -109,7 +112,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
     scales: {
       x: {
         time: xAxis.time === true,
-        range: (_, low, high) => [low, high],
+        range: (_, low, high) => (xAxis.time && high - low < LEAST_TIME_S ? aroundPoint(low, high) : [low, high]),
         ...(xAxis.logarithmic ? { distr: 3 as const } : {}),
       },
       y: scale(yAxis),
@@ -172,6 +175,14 @@ function tellAtRest(plot: uPlot, rest: number | undefined): void {
   if (places.length === 0) return;
   const past = rest === undefined ? -1 : places.findIndex((x) => x >= rest);
   plot.setLegend({ idx: past < 0 ? places.length - 1 : past }, false);
+}
+
+/** Least length of a time axis: a single report is no line from one end to the other. */
+const LEAST_TIME_S = 60;
+
+export function aroundPoint(low: number, high: number): [number, number] {
+  const centre = (low + high) / 2;
+  return [centre - LEAST_TIME_S / 2, centre + LEAST_TIME_S / 2];
 }
 
 /** One, two and five of each power of ten. */

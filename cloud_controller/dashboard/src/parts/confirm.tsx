@@ -1,25 +1,27 @@
-// Confirmation of an action, with its consequences. A native dialog: it keeps the keyboard focus inside, and Escape
-// cancels it.
+// Confirmation of an action, with its consequences or with the fields that it needs.
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
+import { CloseButton, Dialog } from "./dialog";
 
 interface Props {
   title: string;
   act: string;
   danger?: boolean;
+  /** What stands there while it is being done, where that takes long. */
+  busyText?: string;
   onAct: () => Promise<unknown>;
   onClose: () => void;
   children: ComponentChildren;
 }
 
-export function Confirm({ title, act, danger = false, onAct, onClose, children }: Props) {
-  const dialog = useRef<HTMLDialogElement>(null);
+export function Confirm({ title, act, danger = false, busyText = "", onAct, onClose, children }: Props) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<Error | null>(null);
-  useEffect(() => dialog.current?.showModal(), []);
-  const go = async () => {
+  const go = async (event: Event) => {
+    event.preventDefault();
     setBusy(true);
+    setError(null);
     try {
       await onAct();
       onClose();
@@ -29,22 +31,22 @@ export function Confirm({ title, act, danger = false, onAct, onClose, children }
     }
   };
   return (
-    <dialog ref={dialog} onClose={onClose} aria-labelledby="confirm-title">
-      <h2 id="confirm-title">{title}</h2>
-      <div class="words">{children}</div>
-      {error !== null && (
-        <p class="problem" role="alert">
-          {error.message}
-        </p>
-      )}
-      <div class="actions">
-        <button type="button" onClick={() => dialog.current?.close()}>
-          Cancel
-        </button>
-        <button type="button" class={danger ? "danger" : "primary"} disabled={busy} onClick={() => void go()}>
-          {act}
-        </button>
-      </div>
-    </dialog>
+    <Dialog title={title} onClose={onClose}>
+      <form onSubmit={(event) => void go(event)}>
+        <div class="words">{children}</div>
+        {error !== null && (
+          <p class="problem" role="alert">
+            {error.message}
+          </p>
+        )}
+        {busy && busyText !== "" && <p role="status">{busyText}</p>}
+        <div class="actions">
+          <CloseButton>Cancel</CloseButton>
+          <button type="submit" class={danger ? "danger" : "primary"} disabled={busy}>
+            {act}
+          </button>
+        </div>
+      </form>
+    </Dialog>
   );
 }

@@ -76,7 +76,8 @@ export function nameOf(curves: Curves, row: string): string {
 
 function name(row: CurveRow): string {
   const packed = [...row.codecs.filter((codec) => codec !== "raw"), ...(row.compress ? ["zstd"] : [])];
-  return packed.length === 0 ? cutName(row) : `${cutName(row)}, ${packed.join("+")}`;
+  // the name of a cut says how its tensors travel
+  return packed.length === 0 || row.split_after !== "" ? cutName(row) : `${cutName(row)}, ${packed.join("+")}`;
 }
 
 /** The thick line reaches the point at which the next row takes over, so that it has no gaps. */
@@ -87,6 +88,7 @@ function touches(best: readonly string[], index: number, row: string): boolean {
 /** The rows of the plan at its planned link: the latency of each, and its parts on device, link and remote. */
 export function PlanTable({ curves, inUse }: { curves: Curves; inUse?: string | undefined }) {
   const longest = Math.max(...curves.rows.map((row) => row.total_s));
+  const lossy = curves.rows.some((row) => row.loss > 0);
   return (
     <div class="scroll">
       <table class="plan">
@@ -103,16 +105,19 @@ export function PlanTable({ curves, inUse }: { curves: Curves; inUse?: string | 
             <th scope="col" class="number">
               Sent up
             </th>
-            <th scope="col" class="number">
-              Loss
-            </th>
+            {lossy && (
+              <th scope="col" class="number">
+                Loss
+              </th>
+            )}
           </tr>
         </thead>
         <tbody>
           {curves.rows.map((row) => (
             <tr key={row.name} class={row.name === curves.gain.best ? "best" : ""}>
               <th scope="row">
-                {name(row)}
+                <span class="nowrap">{row.name}</span>
+                {name(row).slice(row.name.length)}
                 {row.name === curves.gain.best && <span class="mark plain">best at the planned link</span>}
                 {row.name === inUse && <span class="mark plain">in use</span>}
               </th>
@@ -121,7 +126,7 @@ export function PlanTable({ curves, inUse }: { curves: Curves; inUse?: string | 
               </td>
               <td class="number">{seconds(row.total_s)}</td>
               <td class="number">{row.local ? "nothing" : bytes(row.up_bytes)}</td>
-              <td class="number">{row.loss > 0 ? percent(row.loss, 1) : "none"}</td>
+              {lossy && <td class="number">{row.loss > 0 ? percent(row.loss, 1) : "none"}</td>}
             </tr>
           ))}
         </tbody>

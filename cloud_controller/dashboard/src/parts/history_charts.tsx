@@ -89,7 +89,7 @@ export function RequestsChart({ history, note, per = "report" }: Props & { per?:
         label={`Requests, fallbacks and failures per ${per}. Newest: ${history.requests.at(-1) ?? NONE} requests`}
         x={history.at}
         xAxis={TIME}
-        yAxis={{ format: (value) => count(Math.round(value)), least: 0 }}
+        yAxis={{ format: count, least: 0, whole: true }}
         lines={[
           { label: "requests", colour: "faint", values: history.requests, filled: true, width: 1 },
           { label: "fallbacks", colour: "link", values: history.fallbacks, width: 1.75 },

@@ -7,7 +7,7 @@ export function Empty({ children, command }: { children: ComponentChildren; comm
     <div class="empty">
       <p>{children}</p>
       {command !== undefined && (
-        <pre>
+        <pre class="command">
           <code>{command}</code>
         </pre>
       )}

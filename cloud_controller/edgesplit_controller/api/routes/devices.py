@@ -12,6 +12,7 @@ from edgesplit_controller.api.authorisation import caller_of, operator_routes, s
 from edgesplit_controller.api.dispatch import controller_of
 from edgesplit_controller.api.request_models import ClaimBody, DescribeBody, LeadBody
 from edgesplit_controller.api.response_models import ClaimShape, Described, DeviceShape, DeviceState, Led, json_response
+from edgesplit_controller.errors import PermissionDenied
 from edgesplit_controller.fleet.devices import ClaimRequest
 from edgesplit_controller.fleet.listing import MAX_PAGE, ListingQuery
 
@@ -19,16 +20,25 @@ viewers = viewer_routes()
 operators = operator_routes()
 certified = operator_routes(certificate=True)
 
+SESSION_CLAIM_S = 3_600
+"""Longest validity in seconds of a claim made by a browser session: whoever steals a session cannot keep claims."""
 WORD = r"^[\w .@/=-]*$"
 """Pattern of names, groups, labels and kinds."""
 Word = Annotated[str, Field(max_length=160, pattern=WORD)]
 
 
-@certified.post("/devices/claims", responses=json_response(ClaimShape))
+@operators.post("/devices/claims", responses=json_response(ClaimShape))
 def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
-    """A one-time claim with which a device can enrol; it contains a secret."""
+    """A one-time claim with which a device can enrol; it contains a secret. A browser session gets one for a new name,
+    of at most an hour."""
     set_audit_subject(request, body.device)
-    groups = caller_of(request).groups or frozenset()
+    caller = caller_of(request)
+    if not caller.serial and (body.replace or body.gateway or body.expires_s > SESSION_CLAIM_S):
+        raise PermissionDenied(
+            "a browser session claims new devices that are no gateways, for at most an hour: use edgectl, with the"
+            " operator's certificate"
+        )
+    groups = caller.groups or frozenset()
     claim_request = ClaimRequest(
         device=body.device, device_class=body.device_class,
         group=body.group or (next(iter(groups)) if len(groups) == 1 else ""), labels=body.labels, link=body.link or "",

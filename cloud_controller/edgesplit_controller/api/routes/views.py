@@ -27,6 +27,12 @@ def fleet_view(request: Request, name: Names = None) -> Response:
     return _gzipped_json(request, views.fleet(controller_of(request), names=name or ()))
 
 
+@viewers.get("/views/fleet/trend")
+def fleet_trend(request: Request) -> dict[str, Any]:
+    """The fleet's last 24 hours: devices that report, requests, fallbacks and p95 of all models."""
+    return views.trend(controller_of(request))
+
+
 @viewers.get("/views/devices/{name}/curves")
 def device_curves(request: Request, name: str) -> list[dict[str, Any]]:
     """Latency over bandwidth of the plans that a device selects from, and its present operating point."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -13,9 +14,10 @@ import pytest
 
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.offload_client.circuit_breaker import PAUSE, CircuitBreaker
-from edgesplit.plan import Link
+from edgesplit.plan import Link, Plan, Row
 from edgesplit_agent.policy.hedge_timing import offload_timeout_s, slices_duration_s
 from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
+from edgesplit_agent.policy.row_selection import RowSelector, SelectionContext
 from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
 
 LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
@@ -142,12 +144,12 @@ def test_estimate_learns_load_slowdown_and_round_trip() -> None:
     """Each converges to what is measured, and none leaves its bounds."""
     meter = LinkEstimate.from_link(LTE)
     for _ in range(20):
-        meter = meter.after_load_report(3.0).after_compute(0.2, 0.1).after_round_trip(0.09)
+        meter = meter.after_load_report(3.0, 0.0).after_compute(0.2, 0.1, 0.0).after_round_trip(0.09)
     assert meter.server_load == pytest.approx(3.0, rel=0.01)
     assert meter.device_slowdown == pytest.approx(2.0, rel=0.01)
     assert meter.rtt_s == pytest.approx(0.09, rel=0.01)
-    assert meter.after_load_report(0.0).server_load >= 1.0
-    assert meter.after_compute(1.0, 0.0) == meter
+    assert meter.after_load_report(0.0, 0.0).server_load >= 1.0
+    assert meter.after_compute(1.0, 0.0, 0.0) == meter
 
 
 def test_idle_probe_only_without_recent_traffic() -> None:
@@ -269,3 +271,90 @@ def test_same_id_with_other_tensors_is_another_request() -> None:
     assert request_key("m", "1", one) == request_key("m", "1", {"x": np.zeros(3, np.float32)})
     assert request_key("m", "1", one) != request_key("m", "1", two)
     assert request_key("m", "1", one) != request_key("m", "1", {"x": np.zeros((3, 1), np.float32)})
+
+
+BUSY_PLAN = Plan(
+    model="m@1",
+    device_class="pi",
+    rows=(
+        Row(name="remote", remote=("a",), up_bytes=100_000, remote_s=0.1),
+        Row(name="local", device=("a",), device_s=0.127),
+    ),
+    link=Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05),
+)
+"""The cloud takes 250 ms, the device 127 ms, or 330 ms where it is 2.6 times slower."""
+
+
+@dataclass
+class VirtualDevice:
+    """A device in virtual time, which answers by the selected row and learns from its own runs."""
+
+    slowdown: float
+    now: float = 1000.0
+    estimate: LinkEstimate = field(default_factory=lambda: LinkEstimate.from_link(BUSY_PLAN.link))
+    selector: RowSelector = field(default_factory=RowSelector)
+
+    def run(self) -> None:
+        """Run the model's layers here, as another application's request would."""
+        self.estimate = self.estimate.after_compute(0.127 * self.slowdown, 0.127, self.now)
+
+    def request(self, *, after_s: float) -> str:
+        """The row that answers a request."""
+        self.now += after_s
+        choice = self.selector.select("m", BUSY_PLAN, SelectionContext(self.estimate, self.now))
+        assert choice is not None
+        if choice.row.is_local:
+            self.run()
+        return choice.row.name
+
+    def be_busy(self, seconds: int) -> None:
+        """Run twice a second for so long."""
+        for _ in range(2 * seconds):
+            self.now += 0.5
+            self.run()
+
+
+def test_busy_minute_is_not_remembered_for_ever() -> None:
+    """Seven requests in a row went to the cloud at 330 to 399 ms where the device takes 127, for a slowdown of a busy
+    minute that had passed."""
+    device = VirtualDevice(slowdown=2.6)
+    device.be_busy(60)
+    assert device.request(after_s=0.1) == "remote"
+    device.slowdown = 1.0
+    assert [device.request(after_s=60.0), *(device.request(after_s=1.0) for _ in range(6))] == ["local"] * 7
+
+
+def test_requests_that_avoid_the_device_test_it_again_within_seconds() -> None:
+    """A request each second keeps the row of the cloud in use; it brings no measurement of the device."""
+    device = VirtualDevice(slowdown=2.6)
+    device.be_busy(60)
+    device.slowdown = 1.0
+    rows = [device.request(after_s=1.0) for _ in range(40)]
+    assert rows[0] == "remote" and set(rows[15:]) == {"local"}
+
+
+def test_device_that_is_always_slower_than_planned_is_rarely_tested() -> None:
+    """Where the plan is wrong for good, the usual slowdown learns it, and sparse requests do not all test it again."""
+    device = VirtualDevice(slowdown=2.6)
+    device.be_busy(1800)
+    rows = [device.request(after_s=30.0) for _ in range(300)]
+    assert rows.count("local") <= 45
+    assert device.estimate.slowdown_believed(device.now + 86_400.0) == pytest.approx(1.0, abs=0.01)
+
+
+def test_device_that_is_faster_than_planned_stays_so() -> None:
+    """A fast device is not forgotten: believed as slow as planned it would be asked no more, and never be measured."""
+    meter = LinkEstimate.from_link(LTE)
+    for second in range(20):
+        meter = meter.after_compute(0.05, 0.1, float(second))
+    assert meter.slowdown_believed(1e6) == pytest.approx(0.5, rel=0.01)
+
+
+def test_busy_minute_of_the_server_is_not_remembered_for_ever() -> None:
+    """A server that is avoided for its load reports none: the belief fades to that of an idle one."""
+    meter = LinkEstimate.from_link(LTE)
+    for _ in range(10):
+        meter = meter.after_load_report(9.0, 0.0)
+    assert meter.load_believed(0.0) == pytest.approx(9.0, rel=0.01)
+    assert meter.load_believed(10.0) == pytest.approx(5.0, rel=0.01)
+    assert meter.load_believed(400.0) == pytest.approx(1.0, abs=0.01)

@@ -220,4 +220,4 @@ def test_new_release_resets_the_held_row() -> None:
     chooser = RowSelector(lambda: PowerMode("saver"))
     assert named(chooser.select("m", PLAN, at(may_hedge=False, may_race=False))) == chooser.row_of("m") == "remote"
     chooser.forget("m")
-    assert chooser.row_of("m") == "" and chooser.reason("m") == ""
+    assert chooser.row_of("m") == "" and chooser.decision("m") is None

@@ -41,7 +41,7 @@ def meter(*waits_s: float, answered: bool = True, at: float = 100.0) -> LinkEsti
 
 
 def chosen(by: LinkEstimate) -> str:
-    row = choose_row(PLAN, by.conditions(remote_usable=True))
+    row = choose_row(PLAN, by.conditions(remote_usable=True, now=0.0))
     assert row is not None
     return row.name
 
@@ -51,7 +51,7 @@ def test_second_link_is_as_planned_until_reported() -> None:
     planned = further_link(FAR)
     assert planned is not None and further_link(NEAR) is None
     assert planned.rtt_s == pytest.approx(0.02) and planned.up_bytes_per_s == pytest.approx(5e6)
-    assert LinkEstimate.from_link(LINK).conditions(remote_usable=True).further is None
+    assert LinkEstimate.from_link(LINK).conditions(remote_usable=True, now=0.0).further is None
     known = Conditions(link=LINK, further=planned)
     assert further_links_s(FAR, known) == pytest.approx(FAR.further_links_s) and latency_s(FAR, known) == pytest.approx(
         latency_s(FAR, Conditions(link=LINK))
@@ -81,7 +81,8 @@ def test_fast_second_link_is_used_more() -> None:
     for _ in range(5):
         made = made.after_further_hop(slow, 0.03, 100.0, answered=True)
     before, after = (
-        choose_row(plan, estimate.conditions(remote_usable=True)) for estimate in (LinkEstimate.from_link(LINK), made)
+        choose_row(plan, estimate.conditions(remote_usable=True, now=0.0))
+        for estimate in (LinkEstimate.from_link(LINK), made)
     )
     assert before is not None and after is not None and (before.name, after.name) == ("cut-2", "cut-1")
 
@@ -111,7 +112,7 @@ def test_gateway_claims_never_give_impossible_figures(told: list[tuple[float, bo
     made = LinkEstimate.from_link(LINK)
     for seconds, answered in told:
         made = made.after_further_hop(FAR, seconds, 100.0, answered=answered)
-    now = made.conditions(remote_usable=True)
+    now = made.conditions(remote_usable=True, now=0.0)
     for figure in (latency_s(FAR, now), slowest_stage_s(FAR, now), energy_j(FAR, now, Power(idle_watts=1.0))):
         assert 0.0 <= figure < 1e9
     assert choose_row(PLAN, now) is not None

@@ -28,7 +28,8 @@ from edgesplit.release.manifest import Chunk, GoldenExample, decode_manifest, de
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit_agent.releases.loaded_release import check_golden, golden_ranges, is_close, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings, suggest_models
-from edgesplit_agent.telemetry.request_record import DeviceRunObserver
+from edgesplit_agent.telemetry.request_record import DeviceRunObserver, RequestRecord
+from edgesplit_agent.telemetry.windows import TelemetryWindows
 from support.agent_engine import (
     CUT,
     DIGEST,
@@ -56,6 +57,21 @@ def test_every_row_gives_the_same_answer(row: Row) -> None:
         assert answer.report.row == row.name and not answer.report.fallback
         assert cloud.asked == ([] if row.is_local else [oip.remote_name(DIGEST, "pi4", row.name)])
         assert (answer.report.up_bytes > 0) == (not row.is_local)
+
+
+def test_answer_and_telemetry_have_the_same_reason() -> None:
+    """`infer`, `device show` and the pages show one sentence: that of the agent's own decision."""
+    windows = TelemetryWindows()
+    with world(LOCAL, CUT) as (engine, _, _):
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+        windows.finished(RequestRecord("tiny", engine.serving["tiny"], answer.report))
+        (window,) = windows.close_windows(engine.serving, engine.conditions, engine.reasons.of)
+        assert answer.report.reason == window.reason != ""
+        engine.drop("tiny")
+        assert engine.reasons.of("tiny") == ""
+    with world(LOCAL) as (engine, _, _):
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
+        assert report.reason.startswith("this device: the plan has no other row (about ")
 
 
 def test_compressed_body_is_decoded_by_the_cloud() -> None:

@@ -91,7 +91,7 @@ def test_costs_file_is_planned_and_explained(
         assert words in text
     found = as_json(monkeypatch, capsys, "plan", costs_file, "--link", "lte", "--explain")
     assert found["explanation"]["best"]["last"] == {"device": "narrow"}
-    assert found["best"] == "cut-1"
+    assert found["best"] == "cut-2"
 
 
 def test_model_file_is_planned_without_a_controller(

@@ -14,7 +14,7 @@ from edgesplit_agent.main import main
 from edgesplit_agent.power.mode import PowerSettings
 from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.power.sensors import Readings
-from edgesplit_cli.views.device import joules_text, power_line
+from edgesplit_cli.views.device import joules_text, power_line, reason_lines
 
 
 def test_battery_and_budget_are_printed_on_one_line() -> None:
@@ -32,6 +32,18 @@ def test_battery_and_budget_are_printed_on_one_line() -> None:
         "power: saver (battery at 10 %), battery 10 % and falling, 3.22 W by its battery of 4 W, 71 °C, "
         "clock capped at 60%, UNDER-VOLTAGE: check its supply and cable, updates wait: the battery is at 10 %"
     )
+
+
+def test_device_shows_why_a_cut_was_chosen() -> None:
+    """The agent's sentence as it is, of models that have one; also of the last telemetry of a device that is off."""
+    windows = [
+        {"model": "digits", "reason": "the cloud: as planned"},
+        {"model": "idle", "reason": ""},
+        {"model": "old"},
+    ]
+    for name in ("telemetry", "last_telemetry"):
+        assert [line.plain for line in reason_lines({name: {"models": windows}})] == ["digits the cloud: as planned"]
+    assert reason_lines({}) == []
 
 
 def test_predicted_joules_are_labelled() -> None:

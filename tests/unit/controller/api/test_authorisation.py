@@ -107,7 +107,7 @@ def test_each_role_is_admitted_exactly_where_declared(
 def test_a_browser_session_is_refused_where_a_certificate_is_required(
     world: ApiHarness, people: dict[str, Person]
 ) -> None:
-    """An admin's session, everywhere: keys, operators, claims, model files and what brings code in are not for it."""
+    """An admin's session, everywhere: keys, operators, model files and what brings code in are not for it."""
     secret, csrf = world.log_in(people["admin"])
     for route in routes(world):
         if route.needs is None or route.needs.role is None or route.path == "/v1/session":
@@ -120,12 +120,31 @@ def test_a_browser_session_is_refused_where_a_certificate_is_required(
             answer.status,
             answer.body,
         )
-    for secret_route in ("/v1/keys/change", "/v1/operators", "/v1/devices/claims", "/v1/models", "/v1/session/codes"):
+    for secret_route in ("/v1/keys/change", "/v1/operators", "/v1/models", "/v1/session/codes"):
         assert {
             route.needs.authentication
             for route in routes(world)
             if route.path == secret_route and route.method == "POST" and route.needs
         } == {Authentication.CERTIFICATE}
+
+
+def test_a_browser_session_claims_new_devices_only_and_for_an_hour(
+    world: ApiHarness, people: dict[str, Person]
+) -> None:
+    """A stolen session could else take over a device's name, or keep claims that outlive it."""
+    secret, csrf = world.log_in(people["operator"])
+    claim: dict[str, Any] = {"device": "by-page", "device_class": "raspberrypi4", "expires_s": 3_600}
+
+    def ask(**more: object) -> int:
+        headers = {"x-csrf-token": csrf}
+        return world.call("POST", "/v1/devices/claims", {**claim, **more}, cookie=secret, headers=headers).status
+
+    assert ask() == 200
+    for more in ({"replace": True}, {"gateway": "10.0.0.9:8500"}, {"expires_s": 3_601}):
+        assert ask(**more) == 403, more
+    viewer, csrf = world.log_in(people["viewer"])
+    answer = world.call("POST", "/v1/devices/claims", claim, cookie=viewer, headers={"x-csrf-token": csrf})
+    assert answer.status == 403
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])

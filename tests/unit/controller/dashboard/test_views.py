@@ -109,6 +109,15 @@ def test_a_device_row_shows_desired_models_that_are_not_reported(tmp_path: Path)
     assert row["p95_s"] is None and row["simulated"]
 
 
+def test_an_idle_device_has_no_latency(tmp_path: Path) -> None:
+    """Windows without requests have no p95: 0 ms was shown, as of a very fast device."""
+    idle = device_row("a", model="digits@1", release="f" * 64)
+    assert idle.telemetry is not None
+    for window in idle.telemetry["models"]:
+        window.update(requests=0, latency_p95_s=0.0)
+    assert fleet_row(idle, "online", {})["p95_s"] is None
+
+
 def test_scoped_operators_see_rows_of_their_groups_only(tmp_path: Path) -> None:
     """Devices and open claims of other groups are in no row."""
     database = Database(f"sqlite:///{tmp_path / 'controller.db'}")

@@ -256,6 +256,10 @@ def test_buckets_sum_requests_and_weight_means(database_url: str) -> None:
     assert minutes["(other)"][0]["requests"] == 1 and "made-up" not in minutes
     device = minutes[""][1]
     assert (device["samples"], device["under_voltage"], device["celsius_max"]) == (2, 1, 70.0)
+    trend = world.rolling.fleet_history("minute", start - 7_200, world.now)
+    assert [(bucket["requests"], bucket["devices"]) for bucket in trend] == [(5, 1), (40, 1), (1, 1)]
+    assert trend[1]["fallbacks"] == 3 and trend[1]["latency_p95_s"] == pytest.approx(0.35)
+    assert world.rolling.fleet_history("minute", start - 7_200, world.now, {"another"}) == []
     hours = world.rolling.device_history("cam", "hour", start - 7_200, world.now)
     assert [bucket["requests"] for bucket in hours["m"]] == [5, 40]
     days_and_months: tuple[Span, ...] = ("day", "month")

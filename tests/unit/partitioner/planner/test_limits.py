@@ -46,7 +46,7 @@ def test_keep_raw_input_keeps_raw_tensors_local() -> None:
     assert found.cut["device"] == ("decode", "conv")
     assert found.table.private_tensors == ("frame", "pixels")
     assert found.table.limits == {"keep_raw_input": "true"}
-    assert [row.name for row in found.table.rows] == ["cut-1", "local"]
+    assert [row.name for row in found.table.rows] == ["cut-2", "local"]
 
 
 def test_the_plan_states_the_earliest_cut_that_privacy_allows() -> None:
@@ -88,7 +88,7 @@ def test_a_forced_cut_is_taken_with_all_local_behind_it(limits: dict[str, str], 
 def test_without_fallback_all_local_is_left_out() -> None:
     """Unless it is the cut."""
     assert [row.name for row in plan(camera(), LINKS, limits={"force": "conv", "fallback": "none"}).table.rows] == [
-        "cut-1"
+        "cut-2"
     ]
     assert plan(camera(), LINKS, limits={"fallback": "none"}).table.fallback == "none"
     assert plan(camera(), LINKS, limits={"force": "device", "fallback": "none"}).table.local is not None
@@ -159,7 +159,7 @@ def test_forbidden_all_remote_is_shown_and_marked() -> None:
     """It stays listed for comparison."""
     shown = {candidate.row.name: candidate for candidate in candidates(camera(), LINKS, {"keep_raw_input": True})}
     assert not shown["remote"].allowed and not shown["remote"].in_table
-    assert shown["cut-1"].best and shown["local"].allowed
+    assert shown["cut-2"].best and shown["local"].allowed
 
 
 @pytest.mark.parametrize(

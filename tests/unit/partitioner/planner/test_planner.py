@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -291,6 +292,22 @@ def test_costs_without_layers_are_a_usage_error() -> None:
         plan(graph(inputs={"in": 1}, outputs="in"), links())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_cut_had_another_number_once_others_were_dropped(seed: int) -> None:
+    """`cut-4` of `plan` was `cut-3` of `deploy`. A cut has one name in each table: at another link, under other limits,
+    and where it is not in the table at all. Its number is that of the layers on the device."""
+    costs = random_costs(random.Random(seed), 9)
+    names: dict[tuple[tuple[str, ...], bool], str] = {}
+    for rate, keep_first in itertools.product((1e3, 1e5, 1e7), (0, 2)):
+        link = Link(up_bytes_per_s=rate, down_bytes_per_s=rate, rtt_s=0.001)
+        for candidate in plan(costs, links(link), limits={"keep_first": keep_first}).candidates():
+            row = candidate.row
+            if row.name.startswith("cut-"):
+                assert row.name.split("-")[1] == str(len(row.layers))
+                assert names.setdefault((row.layers, row.compress), row.name) == row.name
+    assert len(set(names.values())) == len(names) > 0
+
+
 def test_a_plan_converts_to_plain_json_values(narrow: Costs) -> None:
     """Infinite rates become null; nothing else is lost."""
     plain = json.loads(json.dumps(plan(narrow, links()).to_builtins(), allow_nan=False))
@@ -331,7 +348,7 @@ def test_the_example_in_the_docs_gives_the_printed_plan() -> None:
         for cut in candidates(costs, {"device-cloud": found.link})
     ]
     assert "\n".join(printed) in page
-    assert found.row.name == "cut-1" and found.row.compress
+    assert found.row.name == "cut-3-zstd" and found.row.compress
 
 
 @pytest.mark.parametrize("seed", range(20))

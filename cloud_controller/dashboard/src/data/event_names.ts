@@ -1,0 +1,36 @@
+// Names of events for people; `edgectl audit` and searches have the events' own.
+
+const NAMES: Record<string, string> = {
+  "agent.pushed": "agent version pushed",
+  "deployment.made": "deployed",
+  "device.ahead": "has a newer statement than this controller",
+  "device.born": "connected",
+  "device.claimed": "claimed",
+  "device.copied": "two agents use this name",
+  "device.described": "group or labels changed",
+  "device.died": "disconnected",
+  "device.enrolled": "enrolled",
+  "device.flooding": "held off: too many messages",
+  "device.led": "gateway changed",
+  "device.logs": "log requested",
+  "device.removed": "removed",
+  "device.renewed": "certificate renewed",
+  "device.revoked": "revoked",
+  "gateway.appointed": "made a gateway",
+  "model.pushed": "model pushed",
+  "release.exported": "release exported",
+  "release.made": "release signed",
+  "replan.policy": "re-planning policy set",
+  "replan.proposed": "another plan proposed",
+  "rollout.began": "rollout began",
+  "rollout.failing": "rollout is failing",
+  "rollout.joined": "devices joined the rollout",
+  "rollout.stage": "next stage began",
+  "rollout.superseded_by": "superseded by a newer rollout",
+  "rollout.waiting": "rollout waits",
+};
+
+/** An event without a name of its own: `rollout.rolled_back` becomes "rollout rolled back". */
+export function eventName(action: string): string {
+  return Object.hasOwn(NAMES, action) ? (NAMES[action] as string) : action.replaceAll(/[._]/g, " ");
+}
