@@ -138,7 +138,8 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         )
         for layer in model_["layers"]
     ]
-    print_result(model_, as_json, head, *tensors, table(("layer", "operator", ">weights", ">writes"), rows))
+    measured = [f"measured on the controller's machine: {model_['measurement']}"] if "measurement" in model_ else []
+    print_result(model_, as_json, head, *tensors, *measured, table(("layer", "operator", ">weights", ">writes"), rows))
 
 
 @click.command()
@@ -190,6 +191,8 @@ def profile(
     if measured.get("slices"):
         title = "slices that plans choose, measured whole"
         console().print(table(SLICE_COLUMNS, map(_slice_row, measured["slices"]), title=title))
+    if measured.get("measurement"):
+        console().print(f"used by plans: {measured['measurement']}")
     for note in measured.get("notes", ()):
         console().print(note)
     if measured.get("codecs"):

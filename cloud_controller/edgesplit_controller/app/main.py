@@ -280,6 +280,12 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
             heavy.run_blocking(controller.replanner.replan_all, process.stopping)
 
     process.start(PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
+
+    def remeasure() -> None:
+        if foundations.lease.held() and not heavy.waiting:
+            heavy.run_blocking(lambda: controller.planner.remeasure_busy(process.stopping.wait), process.stopping)
+
+    process.start(PeriodicThread("remeasure", remeasure, REMEASURE_S, stopping=process.stopping))
     housekeeping = Housekeeping(
         foundations.repository, foundations.rotation, controller, process.assembly.delivery,
         process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,

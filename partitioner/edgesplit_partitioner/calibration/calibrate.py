@@ -11,11 +11,12 @@ import io
 import math
 import os
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -26,9 +27,11 @@ from PIL import Image
 from edgesplit.device_profile import CalibrationFit, DeviceProfile, Figure, Interval, OperatorFit, Rates
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import parse_input_spec
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner.calibration import operator_grid
 from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
 from edgesplit_partitioner.calibration.networks import calibration_networks
+from edgesplit_partitioner.costs.fused_operators import separate_operators
 from edgesplit_partitioner.costs.regression import (
     COVERAGE,
     fit_family,
@@ -45,6 +48,10 @@ from edgesplit_partitioner.sandbox.limits import measurement_limits
 
 CHILD: Final = "edgesplit_partitioner.calibration.child"
 """Module of the child process."""
+AS_CUT: Final = EngineOptions()
+"""Slices as they were cut, on one thread."""
+MOST_CORES: Final = 8
+"""Most threads of the tuned measurement."""
 MIN_NETWORKS: Final = 5
 """Networks that must have been measured for a fit."""
 CORRECTION_RANGE: Final = (0.7, 1.5)
@@ -94,21 +101,43 @@ def calibrate(
 ) -> DeviceProfile:
     """This machine's profile with the given name. Figures that cannot be measured here come from `base`; `today` is the
     date in the sources. UsageError where the measurement fails or gives too little."""
-    times = measure_points(minutes, threads, progress)
-    fit = fit_points(times, machine=machine_name(), runtime=runtime_name(), today=today)
-    return to_profile(name, fit, times, base, threads)
+    setups = measured_setups(threads, os.cpu_count() or 1)
+    times: list[CalibrationTimes] = []
+    for position, setup in enumerate(setups):
+        share = progress and _share_of(progress, position, len(setups))
+        times.append(measure_points(minutes / len(setups), setup, share))
+    exact, *tuned = [
+        fit_points(one, machine=machine_name(), runtime=runtime_name(), today=today, setup=setup)
+        for one, setup in zip(times, setups, strict=True)
+    ]
+    return to_profile(name, exact, times[0], base, threads, tuple(tuned))
 
 
-def measure_points(minutes: float, threads: int = 1, progress: Progress | None = None) -> CalibrationTimes:
+def measured_setups(threads: int, cores: int) -> tuple[EngineOptions, ...]:
+    """The engine options to measure: slices as they were cut, and fused and merged as agents run them where that is
+    faster, on one thread and on all cores."""
+    fused = [EngineOptions(threads=count, optimise="fast", merge=True) for count in sorted({1, min(cores, MOST_CORES)})]
+    return EngineOptions(threads=threads), *fused
+
+
+def _share_of(progress: Progress, position: int, count: int) -> Progress:
+    """Progress of the whole calibration from that of one of `count` measurements of about the same length."""
+    return lambda done, total: progress(position * total + done, count * total)
+
+
+def measure_points(
+    minutes: float, setup: EngineOptions = AS_CUT, progress: Progress | None = None
+) -> CalibrationTimes:
     """Times of the grid and the networks, measured in a child process for `minutes`; UsageError for invalid arguments
     and where the child process fails."""
-    if not 0 < minutes <= 240 or threads < 1:
-        raise UsageError("calibrating takes between a fraction of a minute and four hours, and at least one thread")
-    if threads > (os.cpu_count() or 1):
+    if not 0 < minutes <= 240:
+        raise UsageError("calibrating takes between a fraction of a minute and four hours")
+    if setup.threads > (os.cpu_count() or 1):
         raise UsageError(
-            f"{threads} threads on {os.cpu_count()} cores would compete: slices run with one thread per core at most"
+            f"{setup.threads} threads on {os.cpu_count()} cores would compete:"
+            " slices run with one thread per core at most"
         )
-    job = CalibrationJob(seconds=60.0 * minutes, threads=threads)
+    job = CalibrationJob(seconds=60.0 * minutes, setup=setup)
     times = CalibrationTimes()
     lines = 0
 
@@ -129,13 +158,15 @@ def measure_points(minutes: float, threads: int = 1, progress: Progress | None =
     return times
 
 
-def fit_points(times: CalibrationTimes, *, machine: str, runtime: str, today: str) -> CalibrationFit:
+def fit_points(
+    times: CalibrationTimes, *, machine: str, runtime: str, today: str, setup: EngineOptions = AS_CUT
+) -> CalibrationFit:
     """The fit of the measured times. Of several visits the fastest counts, since disturbances only add time."""
     grid = operator_grid.grid()
     works = {index: operator_grid.point_work(grid[index]) for index in times.points}
     operators = tuple(_operator_fits(works, {index: min(seconds) for index, seconds in times.points.items()}))
     run_s, tensor_s = min(times.empty_s), statistics.median(times.tensor_s)
-    networks = _network_times(times, operators, run_s)
+    networks = _network_times(times, operators, run_s, is_fused=setup.optimise == "fast")
     whole = fit_networks(networks)
     visit_spread = float(np.quantile([network.spread for network in networks], COVERAGE))
     low, high = residual_interval(whole.residuals)
@@ -157,6 +188,7 @@ def fit_points(times: CalibrationTimes, *, machine: str, runtime: str, today: st
             f"than two visits to one network are apart.",
         ),
         operators=operators,
+        setup=setup,
     )
 
 
@@ -227,13 +259,16 @@ def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, floa
         yield fit_plane(f"class:{operator}", sizes, [seconds[index] for index in indices])
 
 
-def _network_times(times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float) -> list[NetworkTime]:
+def _network_times(
+    times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float, *, is_fused: bool
+) -> list[NetworkTime]:
     """Times of the networks all of whose operator families were measured; UsageError with fewer than `MIN_NETWORKS`."""
     predictors = predictors_by_family(operators, FEATURES)
     networks = []
     for index, seconds in sorted(times.networks.items()):
         model = onnx.load_model_from_string(calibration_networks()[index])
         works = operator_grid.model_work(model)
+        works = list(separate_operators(works)) if is_fused else works
         if any(work.family not in predictors for work in works):
             continue
         networks.append(
@@ -250,7 +285,12 @@ def _network_times(times: CalibrationTimes, operators: Sequence[OperatorFit], ru
 
 
 def to_profile(
-    name: str, fit: CalibrationFit, times: CalibrationTimes, base: DeviceProfile, threads: int
+    name: str,
+    fit: CalibrationFit,
+    times: CalibrationTimes,
+    base: DeviceProfile,
+    threads: int,
+    tuned: tuple[CalibrationFit, ...] = (),
 ) -> DeviceProfile:
     """A device profile with the fit; its other figures are measured here or copied from `base`."""
     source = f"Measured on this machine, {fit.taken}: {fit.machine}, {fit.runtime}, {threads} thread(s)"
@@ -270,7 +310,9 @@ def to_profile(
         ),
         idle_watts=_copied_figure(base.idle_watts, base.name),
         active_watts=_copied_figure(base.active_watts, base.name),
+        setup=fit.setup,
         fit=fit,
+        tuned=tuned,
     )
 
 
@@ -376,17 +418,26 @@ def profile_text(profile: DeviceProfile, as_json: bool) -> str:
         return msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
     import yaml
 
-    fit = fields.pop("fit")
+    fits = {"fit": fields.pop("fit"), "tuned": fields.pop("tuned")}
     text = yaml.safe_dump(
         {key: value for key, value in fields.items() if value is not None}, sort_keys=False, width=116
     )
     text = (
         f"# {profile.description}\n# Written by `edgectl calibrate`; the schema is in docs/device-profiles.md.\n{text}"
     )
-    if fit is None:
+    if fits["fit"] is None:
         return text
-    operators = fit.pop("operators")
-    text += yaml.safe_dump({"fit": fit}, sort_keys=False, width=116) + "  operators:\n"
-    for operator in operators:
-        text += f"    - {msgspec.json.encode(operator).decode()}\n"
+    text += "fit:\n" + _fit_text(fits["fit"], "  ")
+    for position, fit in enumerate(fits["tuned"]):
+        text += ("" if position else "tuned:\n") + "  -\n" + _fit_text(fit, "    ")
     return text
+
+
+def _fit_text(fit: dict[str, Any], indent: str) -> str:
+    """A fit as YAML, with one line per operator."""
+    import yaml
+
+    operators = fit.pop("operators")
+    text = textwrap.indent(yaml.safe_dump(fit, sort_keys=False, width=116), indent)
+    lines = (f"{indent}  - {msgspec.json.encode(operator).decode()}\n" for operator in operators)
+    return f"{text}{indent}operators:\n{''.join(lines)}"

@@ -2,8 +2,9 @@
 each measured batch is one JSON line (a `BatchTimes`) on standard output.
 
 Sessions of a batch run in turns, so that each finds the caches as another operator left them, and a disturbance affects
-all of them. Batches are visited several times, minutes apart if the time allows. Whole networks run as slices do: the
-graph without optimisation, threads that never spin.
+all of them. Batches are visited several times, minutes apart if the time allows. Whole networks run as slices do with
+the job's engine options, with threads that never spin. Of single operators only those with weights are opened with its
+optimisation: an optimiser merges equal copies of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgesplit.release.manifest import Slice, TensorSpec
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT, Point, build, copies_of, grid, port_model
 
@@ -33,7 +35,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     """Time limit of the whole measurement."""
-    threads: int = 1
+    setup: EngineOptions = EngineOptions()
     visits: int = 3
     """Number of visits to each batch."""
     batch: int = 24
@@ -92,16 +94,19 @@ def main() -> None:
 def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, batches: int) -> BatchTimes:
     """Median times of one visit to the batch of these indices."""
     visit_s = job.seconds / (job.visits * batches)
+    plain = msgspec.structs.replace(job.setup, optimise="exact")
     if whole:
         models = [calibration_networks()[index] for index in indices]
         copies = [1] * len(indices)
+        setups = [job.setup] * len(indices)
     else:
         points = [grid()[index] for index in indices]
         copies = [copies_of(point) for point in points]
+        setups = [job.setup if point.weights else plain for point in points]
         models = [build(point, copy_count) for point, copy_count in zip(points, copies, strict=True)]
-    sessions = [
-        _TimedSession(raw, job.threads) for raw in (build(EMPTY_POINT, 0), port_model(True), port_model(False), *models)
-    ]
+    small = (build(EMPTY_POINT, 0), port_model(True), port_model(False))
+    sessions = [_TimedSession(raw, plain) for raw in small]
+    sessions += [_TimedSession(raw, setup) for raw, setup in zip(models, setups, strict=True)]
     empty_s, wide_s, narrow_s, *medians = [
         statistics.median(seconds) for seconds in _interleaved_times(sessions, visit_s)
     ]
@@ -137,12 +142,12 @@ def _interleaved_times(sessions: Sequence[_TimedSession], visit_s: float) -> lis
 class _TimedSession:
     """One model, loaded as the agent loads a slice, with random inputs."""
 
-    def __init__(self, raw: bytes, threads: int) -> None:
+    def __init__(self, raw: bytes, setup: EngineOptions) -> None:
         import onnxruntime  # only in the child: the parent shares this module for its formats
 
         from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime
 
-        options = OnnxRuntime(threads, "exact").session_options()
+        options = OnnxRuntime(setup.threads, setup.optimise).session_options()
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         inputs = tuple(TensorSpec(tensor.name, "FP32", tuple(tensor.shape)) for tensor in session.get_inputs())
         outputs = tuple(TensorSpec(tensor.name, "FP32", ()) for tensor in session.get_outputs())

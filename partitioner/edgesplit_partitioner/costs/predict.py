@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from edgesplit.device_profile import DeviceProfile, Interval
+from edgesplit_partitioner.costs.fused_operators import separate_operators
 from edgesplit_partitioner.costs.regression import predictors_by_family
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
@@ -23,6 +26,8 @@ FUSIBLE_MAIN: frozenset[OperatorClass] = frozenset({"conv", "depthwise", "gemm"}
 """Classes after which the layer's elementwise operators work on data that is still in the cache."""
 TFLITE_RUNTIMES: Final = ("libedgetpu", "LiteRT")
 """Prefixes of `CalibrationFit.runtime` in profiles that were calibrated with a runtime for TFLite."""
+TUNING_MARGIN: Final = 0.05
+"""Fraction by which engine options must be faster for an agent to choose them (`releases.tuning`)."""
 UNKNOWN_ERROR: Final = Interval(
     low=0.4,
     high=2.5,
@@ -64,6 +69,7 @@ class Predictor:
         if model_format == "tflite" and not (profile.fit and profile.fit.runtime.startswith(TFLITE_RUNTIMES)):
             self._rate_error = self.whole_interval = OTHER_RUNTIME
         self._predictors = predictors_by_family(profile.fit.operators, FEATURES) if profile.fit else {}
+        self._is_fused = profile.fit is not None and profile.priced_setup.optimise == "fast"
 
     def layer_s(self, layer: Layer) -> float:
         """Seconds of the layer's operators, one after the other. Without a fit, operators fused into the main one count
@@ -102,7 +108,7 @@ class Predictor:
         """Per operator: seconds, and the low and high factor of its interval."""
         parts = []
         has_main = False
-        for work in layer.work:
+        for work in separate_operators(layer.work) if self._is_fused else layer.work:
             is_unfused = self.profile.fit is not None or not (has_main and work.operator == "elementwise")
             roofline = roofline_s if is_unfused else arithmetic_s
             parts.append(
@@ -153,16 +159,45 @@ def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: s
     return predictions
 
 
+def as_agents_run(profile: DeviceProfile, graph: LayerGraph, model_format: str = "onnx") -> DeviceProfile:
+    """The profile with the fit of the engine options that agents will choose for this model by measurement; unchanged
+    where it has none but the first.
+
+    Agents measure the candidates on the whole model, fewest threads first, and change for a gain above a margin.
+    """
+    if not profile.tuned or model_format != "onnx":
+        return profile
+    candidates = [profile, *(msgspec.structs.replace(profile, fit=fit) for fit in profile.tuned)]
+    best, best_s = profile, math.inf
+    for candidate in candidates:
+        fit = candidate.fit
+        whole_s = Predictor(candidate).predict_sum(graph.layers).seconds + (fit.run_s if fit else 0.0)
+        if whole_s < best_s * (1.0 - TUNING_MARGIN):
+            best, best_s = candidate, whole_s
+    return best
+
+
 def predicted_basis(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> str:
-    """Text for `Costs.basis` of predicted seconds: the profile's name and the whole model's interval."""
+    """Text for `Costs.basis` of predicted seconds: the profile's name, its engine options and the whole model's
+    interval."""
     predictor = Predictor(profile, model_format)
     whole = predictor.predict_sum(graph.layers)
+    named = f"predicted: device profile {profile.name}, {setup_text(profile)}"
     if not whole.seconds:
-        return f"predicted: device profile {profile.name}"
+        return named
     low, high = whole.low_s / whole.seconds, whole.high_s / whole.seconds
     interval_text = f"actual times are {low:.2f} to {high:.2f} times that, {predictor.whole_interval.coverage:.0%} sure"
     caveat = "; its figures are not LiteRT's" if predictor.whole_interval is OTHER_RUNTIME else ""
-    return f"predicted: device profile {profile.name} ({interval_text}{caveat})"
+    return f"{named} ({interval_text}{caveat})"
+
+
+def setup_text(profile: DeviceProfile) -> str:
+    """The engine options that a profile's predictions are for, in words for operators."""
+    setup = profile.priced_setup
+    threads = f"{setup.threads} thread{'s' * (setup.threads != 1)}"
+    if setup.optimise == "fast":
+        return f"{threads}, fused"
+    return f"{threads}, unfused{'' if profile.tuned else ': agents choose faster options where there are any'}"
 
 
 def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[str, float]:

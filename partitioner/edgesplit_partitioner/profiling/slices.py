@@ -92,6 +92,8 @@ class WholeSliceTimes(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceTime, ...] = ()
     factor: float | None = None
     """Seconds of the slices over the sum of their layers; None where it cannot be determined."""
+    is_busy: bool = False
+    """Whether other work on the machine may have lengthened them."""
 
 
 def measure_whole_slices(
