@@ -15,12 +15,13 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-import onnx
 import zstandard
 from PIL import Image
 
@@ -30,17 +31,16 @@ from edgesplit.input_spec import parse_input_spec
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner.calibration import operator_grid
 from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
-from edgesplit_partitioner.calibration.networks import calibration_networks
-from edgesplit_partitioner.costs.fused_operators import separate_operators
+from edgesplit_partitioner.calibration.design import Design, Engine, design_of
 from edgesplit_partitioner.costs.regression import (
     COVERAGE,
+    FamilyPredictor,
     fit_family,
     fit_plane,
     predictors_by_family,
     residual_interval,
 )
 from edgesplit_partitioner.ir.graph import OperatorWork
-from edgesplit_partitioner.onnx_format import nodes
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 from edgesplit_partitioner.profiling.layers import Progress, synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
@@ -101,23 +101,27 @@ def calibrate(
 ) -> DeviceProfile:
     """This machine's profile with the given name. Figures that cannot be measured here come from `base`; `today` is the
     date in the sources. UsageError where the measurement fails or gives too little."""
-    setups = measured_setups(threads, os.cpu_count() or 1)
+    jobs = measured_jobs(threads, os.cpu_count() or 1)
     times: list[CalibrationTimes] = []
-    for position, setup in enumerate(setups):
-        share = progress and _share_of(progress, position, len(setups))
-        times.append(measure_points(minutes / len(setups), setup, share))
+    for position, (engine, setup) in enumerate(jobs):
+        share = progress and _share_of(progress, position, len(jobs))
+        times.append(measure_points(minutes / len(jobs), setup, share, engine=engine))
     exact, *tuned = [
-        fit_points(one, machine=machine_name(), runtime=runtime_name(), today=today, setup=setup)
-        for one, setup in zip(times, setups, strict=True)
+        fit_points(one, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine)
+        for one, (engine, setup) in zip(times, jobs, strict=True)
     ]
     return to_profile(name, exact, times[0], base, threads, tuple(tuned))
 
 
-def measured_setups(threads: int, cores: int) -> tuple[EngineOptions, ...]:
-    """The engine options to measure: slices as they were cut, and fused and merged as agents run them where that is
-    faster, on one thread and on all cores."""
-    fused = [EngineOptions(threads=count, optimise="fast", merge=True) for count in sorted({1, min(cores, MOST_CORES)})]
-    return EngineOptions(threads=threads), *fused
+def measured_jobs(threads: int, cores: int) -> list[tuple[Engine, EngineOptions]]:
+    """The engines and options to measure: onnxruntime with slices as they were cut; fused and merged, as agents run
+    them where that is faster, on one thread and on all cores; and LiteRT on as many, where it is installed."""
+    counts = sorted({1, min(cores, MOST_CORES)})
+    jobs: list[tuple[Engine, EngineOptions]] = [("onnxruntime", EngineOptions(threads=threads))]
+    jobs += [("onnxruntime", EngineOptions(threads=count, optimise="fast", merge=True)) for count in counts]
+    if find_spec("ai_edge_litert") is not None:
+        jobs += [("litert", EngineOptions(threads=count)) for count in counts]
+    return jobs
 
 
 def _share_of(progress: Progress, position: int, count: int) -> Progress:
@@ -126,7 +130,11 @@ def _share_of(progress: Progress, position: int, count: int) -> Progress:
 
 
 def measure_points(
-    minutes: float, setup: EngineOptions = AS_CUT, progress: Progress | None = None
+    minutes: float,
+    setup: EngineOptions = AS_CUT,
+    progress: Progress | None = None,
+    *,
+    engine: Engine = "onnxruntime",
 ) -> CalibrationTimes:
     """Times of the grid and the networks, measured in a child process for `minutes`; UsageError for invalid arguments
     and where the child process fails."""
@@ -137,7 +145,7 @@ def measure_points(
             f"{setup.threads} threads on {os.cpu_count()} cores would compete:"
             " slices run with one thread per core at most"
         )
-    job = CalibrationJob(seconds=60.0 * minutes, setup=setup)
+    job = CalibrationJob(seconds=60.0 * minutes, setup=setup, engine=engine)
     times = CalibrationTimes()
     lines = 0
 
@@ -159,14 +167,20 @@ def measure_points(
 
 
 def fit_points(
-    times: CalibrationTimes, *, machine: str, runtime: str, today: str, setup: EngineOptions = AS_CUT
+    times: CalibrationTimes,
+    *,
+    machine: str,
+    runtime: str,
+    today: str,
+    setup: EngineOptions = AS_CUT,
+    engine: Engine = "onnxruntime",
 ) -> CalibrationFit:
     """The fit of the measured times. Of several visits the fastest counts, since disturbances only add time."""
-    grid = operator_grid.grid()
-    works = {index: operator_grid.point_work(grid[index]) for index in times.points}
+    design = design_of(engine)
+    works = {index: design.point_work(index) for index in times.points}
     operators = tuple(_operator_fits(works, {index: min(seconds) for index, seconds in times.points.items()}))
     run_s, tensor_s = min(times.empty_s), statistics.median(times.tensor_s)
-    networks = _network_times(times, operators, run_s, is_fused=setup.optimise == "fast")
+    networks = _network_times(times, operators, run_s, design, fused=setup.optimise == "fast")
     whole = fit_networks(networks)
     visit_spread = float(np.quantile([network.spread for network in networks], COVERAGE))
     low, high = residual_interval(whole.residuals)
@@ -248,7 +262,8 @@ def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, floa
     families: dict[str, list[int]] = defaultdict(list)
     classes: dict[str, list[int]] = defaultdict(list)
     for index, work in works.items():
-        families[work.family].append(index)
+        if work.family:
+            families[work.family].append(index)
         if work.flops or work.bytes_moved:
             classes[work.operator].append(index)
     for family, indices in sorted(families.items()):
@@ -260,28 +275,37 @@ def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, floa
 
 
 def _network_times(
-    times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float, *, is_fused: bool
+    times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float, design: Design, *, fused: bool
 ) -> list[NetworkTime]:
     """Times of the networks all of whose operator families were measured; UsageError with fewer than `MIN_NETWORKS`."""
     predictors = predictors_by_family(operators, FEATURES)
     networks = []
     for index, seconds in sorted(times.networks.items()):
-        model = onnx.load_model_from_string(calibration_networks()[index])
-        works = operator_grid.model_work(model)
-        works = list(separate_operators(works)) if is_fused else works
-        if any(work.family not in predictors for work in works):
+        timed = [_operator_s(work, predictors) for work in design.network_works(index, fused=fused)]
+        known = [operator_s for operator_s in timed if operator_s is not None]
+        if len(known) < len(timed):
             continue
         networks.append(
             NetworkTime(
                 measured_s=max(min(seconds) - run_s, 1e-7),
-                summed_s=sum(predictors[work.family].seconds(work.sizes) for work in works),
-                weight_bytes=float(sum(nodes.tensor_bytes(weight) for weight in model.graph.initializer)),
+                summed_s=sum(known),
+                weight_bytes=design.weight_bytes(index),
                 spread=max(seconds) / min(seconds),
             )
         )
     if len(networks) < MIN_NETWORKS:
         raise UsageError("calibration: too little was measured in the time given: give it more minutes")
     return networks
+
+
+def _operator_s(work: OperatorWork, predictors: Mapping[str, FamilyPredictor]) -> float | None:
+    """Seconds of an operator by the fit of its family, or else of its class; None where neither was measured."""
+    if not (work.flops or work.bytes_moved) and work.family not in predictors:
+        return 0.0
+    if work.family in predictors:
+        return predictors[work.family].seconds(work.sizes)
+    by_class = predictors.get(f"class:{work.operator}") if not work.family else None
+    return None if by_class is None else by_class.seconds((work.flops, work.bytes_moved))
 
 
 def to_profile(
@@ -404,10 +428,10 @@ def machine_name() -> str:
     return f"{name or os.uname().machine}, {os.cpu_count()} cores"
 
 
-def runtime_name() -> str:
+def runtime_name(engine: Engine = "onnxruntime") -> str:
     """Name and version of the runtime that executes the grid."""
-    from importlib.metadata import version
-
+    if engine == "litert":
+        return f"LiteRT {version('ai-edge-litert')}"
     return f"onnxruntime {version('onnxruntime')}"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -21,13 +21,12 @@ import numpy.typing as npt
 
 from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit.runtime.options import EngineOptions
-from edgesplit_partitioner.calibration.networks import calibration_networks
-from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT, Point, build, copies_of, grid, port_model
+from edgesplit_partitioner.calibration.design import Engine, design_of
+from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT
+from edgesplit_partitioner.ir.tensor_types import noise
 
 WARMUP, MIN_PASSES, MAX_PASSES = 2, 5, 150
 """Passes over a batch: not timed, at least timed, at most timed."""
-EMPTY_POINT = Point("Relu", ((1, 16),))
-"""Built with no copies of the operator: the cost of a run that computes nothing."""
 
 
 class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +35,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Time limit of the whole measurement."""
     setup: EngineOptions = EngineOptions()
+    engine: Engine = "onnxruntime"
     visits: int = 3
     """Number of visits to each batch."""
     batch: int = 24
@@ -50,8 +50,7 @@ class BatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     """Number of all batches."""
     whole: bool
-    """True: `seconds` are of small networks, by index into `calibration_networks()`; else of operators, by index into
-    `grid()`."""
+    """True: `seconds` are of small networks, else of operators; by index into the design of the engine."""
     empty_s: float
     """Seconds of a run that computes nothing, with one input and one output."""
     tensor_s: float
@@ -67,7 +66,8 @@ def batches_of(job: CalibrationJob) -> list[tuple[bool, range]]:
     All networks come first: a fit needs small ones for the correction and wide ones for weights that no cache keeps,
     and a slow machine may not reach all operators.
     """
-    counts = {True: len(calibration_networks()), False: min(len(grid()), job.most_points)}
+    design = design_of(job.engine)
+    counts = {True: design.network_count, False: min(design.point_count, job.most_points)}
     return [
         (whole, range(start, min(start + job.batch, count)))
         for whole, count in counts.items()
@@ -95,24 +95,25 @@ def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, bat
     """Median times of one visit to the batch of these indices."""
     visit_s = job.seconds / (job.visits * batches)
     plain = msgspec.structs.replace(job.setup, optimise="exact")
+    design = design_of(job.engine)
+    open_model = _TimedSession if job.engine == "onnxruntime" else _TimedInterpreter
+    open_point = _TimedSession if job.engine == "onnxruntime" else _TimedInvocation
+    sessions: list[Callable[[], float]] = [open_model(raw, plain) for raw in design.small_models()]
+    copies = [1] * len(indices)
     if whole:
-        models = [calibration_networks()[index] for index in indices]
-        copies = [1] * len(indices)
-        setups = [job.setup] * len(indices)
+        sessions += [open_model(design.network_model(index), job.setup) for index in indices]
     else:
-        points = [grid()[index] for index in indices]
-        copies = [copies_of(point) for point in points]
-        setups = [job.setup if point.weights else plain for point in points]
-        models = [build(point, copy_count) for point, copy_count in zip(points, copies, strict=True)]
-    small = (build(EMPTY_POINT, 0), port_model(True), port_model(False))
-    sessions = [_TimedSession(raw, plain) for raw in small]
-    sessions += [_TimedSession(raw, setup) for raw, setup in zip(models, setups, strict=True)]
+        models = [design.point_model(index) for index in indices]
+        copies = [copy_count for _, copy_count in models]
+        setups = [job.setup if design.is_fusible(index) else plain for index in indices]
+        sessions += [open_point(raw, setup) for (raw, _), setup in zip(models, setups, strict=True)]
     empty_s, wide_s, narrow_s, *medians = [
         statistics.median(seconds) for seconds in _interleaved_times(sessions, visit_s)
     ]
     if not whole:
+        around_s = empty_s if job.engine == "onnxruntime" else 0.0
         medians = [
-            max(seconds - empty_s, 1e-9) / copy_count for seconds, copy_count in zip(medians, copies, strict=True)
+            max(seconds - around_s, 1e-9) / copy_count for seconds, copy_count in zip(medians, copies, strict=True)
         ]
     return BatchTimes(
         batches=batches,
@@ -123,7 +124,7 @@ def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, bat
     )
 
 
-def _interleaved_times(sessions: Sequence[_TimedSession], visit_s: float) -> list[list[float]]:
+def _interleaved_times(sessions: Sequence[Callable[[], float]], visit_s: float) -> list[list[float]]:
     """Seconds of every pass by session, without the warm-up, until the visit's share of the time is over."""
     for _ in range(WARMUP):
         for session in sessions:
@@ -158,6 +159,40 @@ class _TimedSession:
         """Seconds of one run."""
         start = perf_counter()
         self._program.run(self._feeds)
+        return perf_counter() - start
+
+
+class _TimedInterpreter:
+    """One TFLite model, run as the agent runs a slice, with random inputs."""
+
+    def __init__(self, raw: bytes, setup: EngineOptions) -> None:
+        from edgesplit.runtime.tflite import import_litert, invoke  # only in the child
+
+        self._interpreter = import_litert().Interpreter(model_content=raw, num_threads=setup.threads)
+        self._interpreter.allocate_tensors()
+        details = self._interpreter.get_input_details()
+        kinds = {"float32": "FP32", "int8": "INT8", "uint8": "UINT8"}
+        specs = [
+            TensorSpec(detail["name"], kinds[np.dtype(detail["dtype"]).name], tuple(map(int, detail["shape"])))
+            for detail in details
+        ]
+        self._feeds, self._invoke = noise(specs, seed=0), invoke
+        invoke(self._interpreter, self._feeds)
+
+    def __call__(self) -> float:
+        """Seconds of one run."""
+        start = perf_counter()
+        self._invoke(self._interpreter, self._feeds)
+        return perf_counter() - start
+
+
+class _TimedInvocation(_TimedInterpreter):
+    """One TFLite model without copying its inputs and outputs, which belong to slices and not to operators."""
+
+    def __call__(self) -> float:
+        """Seconds of one run."""
+        start = perf_counter()
+        self._interpreter.invoke()
         return perf_counter() - start
 
 

@@ -160,18 +160,19 @@ def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: s
 
 
 def as_agents_run(profile: DeviceProfile, graph: LayerGraph, model_format: str = "onnx") -> DeviceProfile:
-    """The profile with the fit of the engine options that agents will choose for this model by measurement; unchanged
-    where it has none but the first.
+    """The profile with the fit of the engine and the options that agents will choose for this model by measurement;
+    unchanged where it has none but the first.
 
     Agents measure the candidates on the whole model, fewest threads first, and change for a gain above a margin.
     """
-    if not profile.tuned or model_format != "onnx":
-        return profile
-    candidates = [profile, *(msgspec.structs.replace(profile, fit=fit) for fit in profile.tuned)]
+    is_tflite = model_format == "tflite"
+    fits = [fit for fit in profile.tuned if fit.runtime.startswith(TFLITE_RUNTIMES) == is_tflite]
+    candidates = [msgspec.structs.replace(profile, fit=fit) for fit in fits]
+    # Figures of onnxruntime say little about LiteRT: they predict only where nothing else does.
     best, best_s = profile, math.inf
-    for candidate in candidates:
+    for candidate in candidates if is_tflite else [profile, *candidates]:
         fit = candidate.fit
-        whole_s = Predictor(candidate).predict_sum(graph.layers).seconds + (fit.run_s if fit else 0.0)
+        whole_s = Predictor(candidate, model_format).predict_sum(graph.layers).seconds + (fit.run_s if fit else 0.0)
         if whole_s < best_s * (1.0 - TUNING_MARGIN):
             best, best_s = candidate, whole_s
     return best
@@ -195,6 +196,8 @@ def setup_text(profile: DeviceProfile) -> str:
     """The engine options that a profile's predictions are for, in words for operators."""
     setup = profile.priced_setup
     threads = f"{setup.threads} thread{'s' * (setup.threads != 1)}"
+    if profile.fit is not None and profile.fit.runtime.startswith(TFLITE_RUNTIMES):
+        return threads  # what is fused there is fused in the file
     if setup.optimise == "fast":
         return f"{threads}, fused"
     return f"{threads}, unfused{'' if profile.tuned else ': agents choose faster options where there are any'}"
