@@ -54,7 +54,7 @@ MOST_CORES: Final = 8
 """Most threads of the tuned measurement."""
 MIN_NETWORKS: Final = 5
 """Networks that must have been measured for a fit."""
-CORRECTION_RANGE: Final = (0.7, 1.5)
+CORRECTION_RANGE: Final = (0.5, 1.5)
 """Range of `NetworkFit.correction`, to which it is clipped: beyond it, the measurement is wrong rather than the sum
 over operators."""
 MIN_HALF_WIDTH: Final = 0.05
@@ -106,6 +106,8 @@ def calibrate(
     for position, (engine, setup) in enumerate(jobs):
         share = progress and _share_of(progress, position, len(jobs))
         times.append(measure_points(minutes / len(jobs), setup, share, engine=engine))
+        if setup.spinning:  # single operators are those of the same threads without spinning
+            times[-1].points = times[-2].points
     exact, *tuned = [
         fit_points(one, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine)
         for one, (engine, setup) in zip(times, jobs, strict=True)
@@ -118,7 +120,9 @@ def measured_jobs(threads: int, cores: int) -> list[tuple[Engine, EngineOptions]
     them where that is faster, on one thread and on all cores; and LiteRT on as many, where it is installed."""
     counts = sorted({1, min(cores, MOST_CORES)})
     jobs: list[tuple[Engine, EngineOptions]] = [("onnxruntime", EngineOptions(threads=threads))]
-    jobs += [("onnxruntime", EngineOptions(threads=count, optimise="fast", merge=True)) for count in counts]
+    fused = [EngineOptions(threads=count, optimise="fast", merge=True) for count in counts]
+    fused += [msgspec.structs.replace(fused[-1], spinning=True)] if counts[-1] > 1 else []
+    jobs += [("onnxruntime", setup) for setup in fused]
     if find_spec("ai_edge_litert") is not None:
         jobs += [("litert", EngineOptions(threads=count)) for count in counts]
     return jobs

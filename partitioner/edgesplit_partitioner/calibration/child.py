@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -64,10 +65,11 @@ def batches_of(job: CalibrationJob) -> list[tuple[bool, range]]:
     """The batches in the order of a visit: whether they are of networks, and their indices.
 
     All networks come first: a fit needs small ones for the correction and wide ones for weights that no cache keeps,
-    and a slow machine may not reach all operators.
+    and a slow machine may not reach all operators. With spinning threads only networks are measured, each alone.
     """
     design = design_of(job.engine)
-    counts = {True: design.network_count, False: min(design.point_count, job.most_points)}
+    points = 0 if job.setup.spinning else min(design.point_count, job.most_points)
+    counts = {True: design.network_count, False: points}
     return [
         (whole, range(start, min(start + job.batch, count)))
         for whole, count in counts.items()
@@ -98,18 +100,22 @@ def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, bat
     design = design_of(job.engine)
     open_model = _TimedSession if job.engine == "onnxruntime" else _TimedInterpreter
     open_point = _TimedSession if job.engine == "onnxruntime" else _TimedInvocation
-    sessions: list[Callable[[], float]] = [open_model(raw, plain) for raw in design.small_models()]
+    openers: list[Callable[[], Callable[[], float]]] = [
+        partial(open_model, raw, plain) for raw in design.small_models()
+    ]
     copies = [1] * len(indices)
     if whole:
-        sessions += [open_model(design.network_model(index), job.setup) for index in indices]
+        openers += [partial(open_model, design.network_model(index), job.setup) for index in indices]
     else:
         models = [design.point_model(index) for index in indices]
         copies = [copy_count for _, copy_count in models]
         setups = [job.setup if design.is_fusible(index) else plain for index in indices]
-        sessions += [open_point(raw, setup) for (raw, _), setup in zip(models, setups, strict=True)]
-    empty_s, wide_s, narrow_s, *medians = [
-        statistics.median(seconds) for seconds in _interleaved_times(sessions, visit_s)
-    ]
+        openers += [partial(open_point, raw, setup) for (raw, _), setup in zip(models, setups, strict=True)]
+    if job.setup.spinning:  # threads of other sessions would spin beside each run
+        times = [_interleaved_times([open_alone()], visit_s / len(openers))[0] for open_alone in openers]
+    else:
+        times = _interleaved_times([open_one() for open_one in openers], visit_s)
+    empty_s, wide_s, narrow_s, *medians = map(statistics.median, times)
     if not whole:
         around_s = empty_s if job.engine == "onnxruntime" else 0.0
         medians = [
@@ -148,7 +154,7 @@ class _TimedSession:
 
         from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime
 
-        options = OnnxRuntime(setup.threads, setup.optimise).session_options()
+        options = OnnxRuntime(setup.threads, setup.optimise, spinning=setup.spinning).session_options()
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         inputs = tuple(TensorSpec(tensor.name, "FP32", tuple(tensor.shape)) for tensor in session.get_inputs())
         outputs = tuple(TensorSpec(tensor.name, "FP32", ()) for tensor in session.get_outputs())

@@ -26,8 +26,9 @@ FUSIBLE_MAIN: frozenset[OperatorClass] = frozenset({"conv", "depthwise", "gemm"}
 """Classes after which the layer's elementwise operators work on data that is still in the cache."""
 TFLITE_RUNTIMES: Final = ("libedgetpu", "LiteRT")
 """Prefixes of `CalibrationFit.runtime` in profiles that were calibrated with a runtime for TFLite."""
-TUNING_MARGIN: Final = 0.05
-"""Fraction by which engine options must be faster for an agent to choose them (`releases.tuning`)."""
+TUNING_MARGIN, SPINNING_MARGIN = 0.05, 0.10
+"""Fraction by which engine options must be faster for an agent to choose them, and by which those with spinning threads
+(`releases.tuning` of the agent)."""
 UNKNOWN_ERROR: Final = Interval(
     low=0.4,
     high=2.5,
@@ -173,7 +174,8 @@ def as_agents_run(profile: DeviceProfile, graph: LayerGraph, model_format: str =
     for candidate in candidates if is_tflite else [profile, *candidates]:
         fit = candidate.fit
         whole_s = Predictor(candidate, model_format).predict_sum(graph.layers).seconds + (fit.run_s if fit else 0.0)
-        if whole_s < best_s * (1.0 - TUNING_MARGIN):
+        margin = SPINNING_MARGIN if candidate.priced_setup.spinning else TUNING_MARGIN
+        if whole_s < best_s * (1.0 - margin):
             best, best_s = candidate, whole_s
     return best
 
@@ -199,7 +201,7 @@ def setup_text(profile: DeviceProfile) -> str:
     if profile.fit is not None and profile.fit.runtime.startswith(TFLITE_RUNTIMES):
         return threads  # what is fused there is fused in the file
     if setup.optimise == "fast":
-        return f"{threads}, fused"
+        return f"{threads}{', spinning' * setup.spinning}, fused"
     return f"{threads}, unfused{'' if profile.tuned else ': agents choose faster options where there are any'}"
 
 
