@@ -30,7 +30,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_agent.releases.tuning import TuningLimits, best_setup
 from edgesplit_partitioner.calibration.calibrate import calibrate, profile_text
-from edgesplit_partitioner.costs.predict import Prediction, Predictor, as_agents_run
+from edgesplit_partitioner.costs.predict import Prediction, Predictor, as_agents_run, as_servers_run
 from edgesplit_partitioner.ir.graph import Layer
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
@@ -145,10 +145,8 @@ def cases(
     """All slices of a model, with predicted seconds, and the engine options that the agent's tuning chooses."""
     layers = {layer.name: layer for layer in model.graph.layers}
     chosen = as_agents_run(profile, model.graph, model.format)
-    device, cloud = Predictor(chosen, model.format), Predictor(profile, model.format)
-    if model.format == "tflite":
-        first = [fit for fit in profile.tuned if fit.runtime.startswith("LiteRT")][:1]
-        cloud = Predictor(msgspec.structs.replace(profile, fit=first[0]), "tflite") if first else cloud
+    device = Predictor(chosen, model.format)
+    cloud = Predictor(as_servers_run(profile, model.format), model.format)
     whole = cut_slices(model, model.graph, [tuple(layers)], None)
     setup, _ = best_setup(
         EngineOptions(threads=min(2, limits.cores)),

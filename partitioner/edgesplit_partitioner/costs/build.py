@@ -19,6 +19,7 @@ from edgesplit_partitioner.costs.predict import (
     Prediction,
     Predictor,
     as_agents_run,
+    as_servers_run,
     predict_intervals,
     predict_joules,
     predicted_basis,
@@ -119,7 +120,7 @@ def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile
     """
     if name in costs.tiers or not name:
         raise UsageError(f"the tier {name!r} is there already: the costs have {', '.join(costs.tiers)}")
-    effective_profile = edgetpu.effective_profile(profile, graph, model_format)
+    effective_profile = as_servers_run(edgetpu.effective_profile(profile, graph, model_format), model_format)
     predicted = predict_intervals(graph, effective_profile, model_format)
     slowdown = profile.zstd_slowdown.value
     last_tier = costs.tiers[-1]

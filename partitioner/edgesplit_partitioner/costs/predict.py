@@ -180,6 +180,15 @@ def as_agents_run(profile: DeviceProfile, graph: LayerGraph, model_format: str =
     return best
 
 
+def as_servers_run(profile: DeviceProfile, model_format: str = "onnx") -> DeviceProfile:
+    """The profile with the fit of what an offload server runs: slices as they were cut, on one thread."""
+    if model_format != "tflite":
+        return profile
+    fits = (fit for fit in profile.tuned if fit.runtime.startswith(TFLITE_RUNTIMES))
+    fit = next(fits, profile.fit)
+    return msgspec.structs.replace(profile, fit=fit)
+
+
 def predicted_basis(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> str:
     """Text for `Costs.basis` of predicted seconds: the profile's name, its engine options and the whole model's
     interval."""
