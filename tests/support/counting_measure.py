@@ -16,7 +16,6 @@ from edgesplit_partitioner.profiling.machine_load import MachineLoad
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
 from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
 
-
 QUIET = MachineLoad(others=0.0, rounds=3)
 BUSY = MachineLoad(others=0.63, spread=1.4, rounds=3)
 

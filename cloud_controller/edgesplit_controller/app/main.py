@@ -68,6 +68,7 @@ from edgesplit_controller.observability import metrics
 from edgesplit_controller.periodic_thread import PeriodicThread
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
+from edgesplit_controller.planning.planner_service import REMEASURE_S
 from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports

@@ -43,6 +43,7 @@ from edgesplit_partitioner.costs.regression import (
 from edgesplit_partitioner.ir.graph import OperatorWork
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 from edgesplit_partitioner.profiling.layers import Progress, synthetic_frame
+from edgesplit_partitioner.profiling.machine_load import load_between, read_counters
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
 from edgesplit_partitioner.sandbox.limits import measurement_limits
 
@@ -101,18 +102,23 @@ def calibrate(
 ) -> DeviceProfile:
     """This machine's profile with the given name. Figures that cannot be measured here come from `base`; `today` is the
     date in the sources. UsageError where the measurement fails or gives too little."""
-    jobs = measured_jobs(threads, os.cpu_count() or 1)
+    jobs, before = measured_jobs(threads, os.cpu_count() or 1), read_counters()
     times: list[CalibrationTimes] = []
     for position, (engine, setup) in enumerate(jobs):
         share = progress and _share_of(progress, position, len(jobs))
         times.append(measure_points(minutes / len(jobs), setup, share, engine=engine))
         if setup.spinning:  # single operators are those of the same threads without spinning
             times[-1].points = times[-2].points
+    load = load_between(before, read_counters(), [])
     exact, *tuned = [
         fit_points(one, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine)
         for one, (engine, setup) in zip(times, jobs, strict=True)
     ]
-    return to_profile(name, exact, times[0], base, threads, tuple(tuned))
+    profile = to_profile(name, exact, times[0], base, threads, tuple(tuned))
+    if not load.is_busy:
+        return profile
+    busy = f"{profile.description}, on a busy machine ({load}): calibrate again when it is quiet"
+    return msgspec.structs.replace(profile, description=busy)
 
 
 def measured_jobs(threads: int, cores: int) -> list[tuple[Engine, EngineOptions]]:

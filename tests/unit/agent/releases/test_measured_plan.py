@@ -70,7 +70,7 @@ def test_a_device_kept_its_plans_wrong_seconds_for_ever() -> None:
         engine.own_target.on_compute(0.2, 0.02)
         before = engine.conditions.device_slowdown
         for _ in range(MIN_RUNS):
-            engine.infer("tiny", {"x": INPUT})
+            engine.infer("tiny", {"x": INPUT}, deadline_s=10)
         engine.accounting.deliver()
         local = release.plan.local
 
