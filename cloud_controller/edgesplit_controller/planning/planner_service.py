@@ -127,11 +127,6 @@ class LayerMeasurement:
     times: dict[str, LayerTime]
     load: MachineLoad
 
-    @property
-    def total_s(self) -> float:
-        """Sum of the layers' medians."""
-        return sum(time.median_s for time in self.times.values())
-
 
 class ModelMeasurer(Protocol):
     """How a model is measured on this machine."""

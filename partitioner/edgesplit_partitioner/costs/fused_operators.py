@@ -7,10 +7,10 @@ Which operators onnxruntime fuses on the CPU is in its `conv_activation_fusion`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from edgesplit_partitioner.ir.graph import OperatorClass, OperatorWork
+from edgesplit_partitioner.ir.graph import Layer, OperatorClass, OperatorWork
 
 FUSING: Final[frozenset[OperatorClass]] = frozenset({"conv", "depthwise", "gemm"})
 """Classes of operators into which others are fused."""
@@ -32,6 +32,24 @@ def separate_operators(works: Sequence[OperatorWork]) -> Iterator[OperatorWork]:
         # In x * sigmoid(x) the product reads what the activation reads, so that both stay.
         if _family(works, position) in ACTIVATIONS and _family(works, position + 1) != "Mul":
             position += 1
+
+
+def separate_by_layer(layers: Sequence[Layer]) -> Mapping[str, list[OperatorWork]]:
+    """The operators that still run by themselves where these layers are fused together, by layer.
+
+    A sum is a layer of its own, because it reads two branches; it is fused into the convolution that writes one of
+    them, if that runs here.
+    """
+    separate: dict[str, list[OperatorWork]] = {}
+    writers: dict[str, str] = {}
+    for layer in layers:
+        works = list(layer.work)
+        sources = (separate[writers[tensor]] for tensor in layer.reads if tensor in writers)
+        if _family(works, 0) == "Add" and any(source and source[-1].operator in FUSING for source in sources):
+            works = works[2 if _family(works, 1) in ACTIVATIONS else 1 :]
+        separate[layer.name] = list(separate_operators(works))
+        writers |= dict.fromkeys(layer.writes, layer.name)
+    return separate
 
 
 def _family(works: Sequence[OperatorWork], position: int) -> str:

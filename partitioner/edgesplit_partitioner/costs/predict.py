@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from edgesplit.device_profile import DeviceProfile, Interval
-from edgesplit_partitioner.costs.fused_operators import separate_operators
+from edgesplit_partitioner.costs.fused_operators import separate_by_layer
 from edgesplit_partitioner.costs.regression import predictors_by_family
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
@@ -72,18 +72,19 @@ class Predictor:
         self._predictors = predictors_by_family(profile.fit.operators, FEATURES) if profile.fit else {}
         self._is_fused = profile.fit is not None and profile.priced_setup.optimise == "fast"
 
-    def layer_s(self, layer: Layer) -> float:
-        """Seconds of the layer's operators, one after the other. Without a fit, operators fused into the main one count
-        with their arithmetic only."""
-        return sum(part[0] for part in self._operator_times(layer))
+    def layer_s(self, layer: Layer, running: Sequence[Layer] = ()) -> float:
+        """Seconds of the layer's operators, one after the other, where the layers in `running` (by default it alone)
+        run together. Without a fit, operators fused into the main one count with their arithmetic only."""
+        return sum(part[0] for part in self._operator_times((layer,), running))
 
-    def predict_sum(self, layers: Sequence[Layer]) -> Prediction:
-        """Seconds of these layers, one after the other, with their interval.
+    def predict_sum(self, layers: Sequence[Layer], running: Sequence[Layer] = ()) -> Prediction:
+        """Seconds of these layers, one after the other, with their interval, where the layers in `running` (by default
+        `layers`) run together.
 
         Errors of single operators are taken as independent, that of whole networks as common: squares of the intervals'
         logarithms are added, the former weighted with the operator's share of the time.
         """
-        parts = [part for layer in layers for part in self._operator_times(layer)]
+        parts = self._operator_times(layers, running)
         total_s = sum(part[0] for part in parts) + self.weight_fetch_s(layers)
         if self.profile.fit is None or not total_s:
             return Prediction(total_s, total_s * self._rate_error.low, total_s * self._rate_error.high)
@@ -105,11 +106,16 @@ class Predictor:
             return 0.0
         return fit.uncached_s_per_byte * sum(layer.weight_bytes for layer in layers)
 
-    def _operator_times(self, layer: Layer) -> list[tuple[float, float, float]]:
+    def _operator_times(self, layers: Sequence[Layer], running: Sequence[Layer]) -> list[tuple[float, float, float]]:
         """Per operator: seconds, and the low and high factor of its interval."""
+        separate = separate_by_layer(running or layers) if self._is_fused else {}
+        return [part for layer in layers for part in self._times_of(separate.get(layer.name, layer.work))]
+
+    def _times_of(self, works: Sequence[OperatorWork]) -> list[tuple[float, float, float]]:
+        """Per operator of one layer: seconds, and the low and high factor of its interval."""
         parts = []
         has_main = False
-        for work in separate_operators(layer.work) if self._is_fused else layer.work:
+        for work in works:
             is_unfused = self.profile.fit is not None or not (has_main and work.operator == "elementwise")
             roofline = roofline_s if is_unfused else arithmetic_s
             parts.append(
@@ -146,8 +152,8 @@ def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: s
     run_s = profile.fit.run_s if profile.fit else 0.0
     predictions = {}
     for layer in graph.layers:
-        interval = predictor.predict_sum((layer,))
-        seconds = predictor.layer_s(layer) + predictor.weight_fetch_s((layer,), graph.layers)
+        interval = predictor.predict_sum((layer,), graph.layers)
+        seconds = predictor.layer_s(layer, graph.layers) + predictor.weight_fetch_s((layer,), graph.layers)
         low_s, high_s = (
             seconds * bound_s / interval.seconds if interval.seconds else 0.0
             for bound_s in (interval.low_s, interval.high_s)

@@ -11,7 +11,7 @@ from edgesplit.device_profile import CalibrationFit, DeviceProfile, Interval, Op
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner import Costs, plan
 from edgesplit_partitioner.costs.build import build_costs, with_tier
-from edgesplit_partitioner.costs.fused_operators import separate_operators
+from edgesplit_partitioner.costs.fused_operators import separate_by_layer, separate_operators
 from edgesplit_partitioner.costs.predict import Predictor, as_agents_run, predicted_basis
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork, Tensor
 
@@ -133,3 +133,11 @@ def test_fused_operators_cost_nothing_of_their_own(families: str, left: str) -> 
     works = [work(name, "conv" if name == "convk" else "elementwise") for name in families.split()]
 
     assert [one.family for one in separate_operators(works)] == left.split()
+
+
+def test_a_sum_is_fused_into_the_convolution_that_writes_a_branch() -> None:
+    """It is a layer of its own; where the convolution runs elsewhere it costs what a sum costs."""
+    conv, total = graph_of((work("convk"),), (work("Add", "elementwise"), work("Relu", "elementwise"))).layers
+
+    assert separate_by_layer((conv, total))[total.name] == []
+    assert [one.family for one in separate_by_layer((total,))[total.name]] == ["Add", "Relu"]
