@@ -10,7 +10,7 @@ convolutions differ by more than ten times. docs/device-profiles.md shows the er
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +71,8 @@ class Predictor:
             self._rate_error = self.whole_interval = OTHER_RUNTIME
         self._predictors = predictors_by_family(profile.fit.operators, FEATURES) if profile.fit else {}
         self._is_fused = profile.fit is not None and profile.priced_setup.optimise == "fast"
+        self._fused_layers: Sequence[Layer] = ()
+        self._separate_works: Mapping[str, list[OperatorWork]] = {}
 
     def layer_s(self, layer: Layer, running: Sequence[Layer] = ()) -> float:
         """Seconds of the layer's operators, one after the other, where the layers in `running` (by default it alone)
@@ -108,8 +110,14 @@ class Predictor:
 
     def _operator_times(self, layers: Sequence[Layer], running: Sequence[Layer]) -> list[tuple[float, float, float]]:
         """Per operator: seconds, and the low and high factor of its interval."""
-        separate = separate_by_layer(running or layers) if self._is_fused else {}
+        separate = self._separate(running or layers) if self._is_fused else {}
         return [part for layer in layers for part in self._times_of(separate.get(layer.name, layer.work))]
+
+    def _separate(self, layers: Sequence[Layer]) -> Mapping[str, list[OperatorWork]]:
+        """`separate_by_layer`, computed once for the layers of one graph."""
+        if self._fused_layers is not layers:
+            self._fused_layers, self._separate_works = layers, separate_by_layer(layers)
+        return self._separate_works
 
     def _times_of(self, works: Sequence[OperatorWork]) -> list[tuple[float, float, float]]:
         """Per operator of one layer: seconds, and the low and high factor of its interval."""
