@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 
@@ -167,8 +168,8 @@ def test_profiles_of_earlier_versions_stay_readable() -> None:
 def test_a_profile_names_the_options_that_it_was_measured_with() -> None:
     """Of the rates, of the fit, and of every tuned fit, which is checked like the first."""
     fast = {"threads": 2, "optimise": "fast", "merge": True}
-    tuned = [{**FIT, "operators": [LINE], "setup": fast}]
-    profile = parse_profile(text_with(setup=fast, fit={**FIT, "operators": [LINE], "setup": {}}, tuned=tuned), "mine")
+    fits: list[dict[str, object]] = [deepcopy({**FIT, "operators": [LINE], "setup": setup}) for setup in ({}, fast)]
+    profile = parse_profile(text_with(setup=dict(fast), fit=fits[0], tuned=fits[1:]), "mine")
 
     assert profile.priced_setup == EngineOptions()
     assert profile.tuned[0].setup == EngineOptions(threads=2, optimise="fast", merge=True)
