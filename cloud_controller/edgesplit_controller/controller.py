@@ -185,8 +185,10 @@ class Controller:
         return [{**model_to_dict(model), "layers": len(model.shown["layers"])} for model in self.registry.all()]
 
     def model(self, reference: str) -> dict[str, Any]:
-        """One model with its layers."""
-        return model_to_dict(self.registry.get(reference))
+        """One model with its layers, and what is known of its times on this machine."""
+        model = self.registry.get(reference)
+        stored = self.planner.stored_layers(model)
+        return {**model_to_dict(model), **({"measurement": stored.text} if stored is not None else {})}
 
     def model_file(self, reference: str, *, optimised: bool) -> bytes | mmap:
         """A model's file, verified: as it was pushed or, with `optimised`, as it is sliced."""

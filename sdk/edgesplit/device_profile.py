@@ -20,13 +20,14 @@ import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.runtime.options import EngineOptions
 from edgesplit.runtime.providers import check_names
 
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
 """Pattern of a profile name. No dots: names of remote models contain the device class between dots."""
-MAX_BYTES = 262_144
-"""Largest profile file. A calibrated profile holds about 900 measured points."""
+MAX_BYTES = 1 << 20
+"""Largest profile file. A calibrated profile holds about 900 measured points for each of its fits."""
 PROFILE_PACKAGE = "edgesplit_device_profiles"
 """Package that contains the shipped profiles."""
 
@@ -114,6 +115,9 @@ class CalibrationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     whole: Interval
     """Prediction interval for whole networks and for slices of many operators."""
     operators: tuple[OperatorFit, ...]
+    setup: EngineOptions | None = None
+    """Engine options with which it was measured. None: written by an earlier version, which measured slices as they
+    were cut (`exact`) on the profile's `threads`."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,9 +167,19 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     error: Interval | None = None
     """Prediction interval of run times computed from the rates above. None: the predictions were never compared with
     measurements."""
+    setup: EngineOptions | None = None
+    """Engine options that the rates describe. None: slices as they were cut (`exact`), on `threads` threads."""
     fit: CalibrationFit | None = None
-    """Calibration result. Where present, run times are predicted from it, and from the rates only for operators that it
-    does not cover."""
+    """Calibration result for slices as they were cut (`exact`). Where present, run times are predicted from it, and
+    from the rates only for operators that it does not cover."""
+    tuned: tuple[CalibrationFit, ...] = ()
+    """Calibration results for the engine options among which agents choose by measurement, fewest threads first."""
+
+    @property
+    def priced_setup(self) -> EngineOptions:
+        """The engine options whose run times this profile predicts: those of its fit, otherwise of its rates."""
+        stated = self.fit.setup if self.fit is not None else self.setup
+        return stated or EngineOptions(threads=self.threads)
 
     def named_figures(self) -> dict[str, Figure]:
         """Every figure by field name, the rates first."""
@@ -235,9 +249,9 @@ def _parse_json(text: str) -> Any:
         return None
 
 
-_MAX_COLLECTIONS = 8_000
+_MAX_COLLECTIONS = 12_000
 """Maximum number of lists and tables in one profile: PyYAML takes up to 0.1 ms for each. A calibrated profile has about
-1,300: one for each measured point, and a few for each family of operators."""
+1,300 for each of its fits: one for each measured point, and a few for each family of operators."""
 
 
 def _parse_yaml(text: str) -> Any:
@@ -246,7 +260,7 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     if sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > _MAX_COLLECTIONS:
-        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a calibrated profile has about 1,300")
+        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a calibrated profile has about 4,000")
     for token in yaml.scan(text) if "*" in text else ():
         if isinstance(token, yaml.AliasToken):
             raise yaml.YAMLError(f"aliases (*{token.value}) are not supported: repeat the value")
@@ -271,19 +285,16 @@ def _check_profile(profile: DeviceProfile, origin: str) -> None:
         raise UsageError(f"device profile {origin}: {error}") from error
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
-    intervals = [profile.error] if profile.error else []
-    intervals += [profile.fit.whole] if profile.fit else []
+    fits = [fit for fit in (profile.fit, *profile.tuned) if fit is not None]
+    intervals = [interval for interval in (profile.error, *(fit.whole for fit in fits)) if interval is not None]
     if not all(math.isfinite(interval.high) for interval in intervals):
         raise UsageError(f"device profile {origin}: an interval has no end")
-    if profile.fit is None:
-        return
-    fit = profile.fit
-    if not all(
-        map(math.isfinite, (fit.run_s, fit.tensor_s, fit.correction, fit.cached_bytes, fit.uncached_s_per_byte))
-    ):
-        raise UsageError(f"device profile {origin}: the fit has impossible numbers")
-    for operator_fit in profile.fit.operators:
-        _check_operator_fit(operator_fit, origin)
+    for fit in fits:
+        numbers = (fit.run_s, fit.tensor_s, fit.correction, fit.cached_bytes, fit.uncached_s_per_byte)
+        if not all(map(math.isfinite, numbers)):
+            raise UsageError(f"device profile {origin}: the fit has impossible numbers")
+        for operator_fit in fit.operators:
+            _check_operator_fit(operator_fit, origin)
 
 
 def _check_operator_fit(fit: OperatorFit, origin: str) -> None:

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgesplit_controller.model_registry.registry import LoadedModel
+from edgesplit_controller.planning.planner_service import LayerMeasurement
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss
 from edgesplit_partitioner.profiling.codecs import CodecMeasurement, CodecMeasurements
 from edgesplit_partitioner.profiling.layers import TensorMeasurements
+from edgesplit_partitioner.profiling.machine_load import MachineLoad
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
 from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
+
+QUIET = MachineLoad(others=0.0, rounds=3)
+BUSY = MachineLoad(others=0.63, spread=1.4, rounds=3)
 
 
 @dataclass
@@ -21,10 +26,13 @@ class CountingMeasure:
 
     asked: list[str] = field(default_factory=list)
     slices_asked: list[list[Sequence[str]]] = field(default_factory=list)
+    load: MachineLoad = QUIET
+    layer_s: float = 0.001
 
-    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> LayerMeasurement:
         self.asked.append("layers")
-        return {layer.name: LayerTime(0.001, 0.002) for layer in loaded.graph.layers}
+        times = {layer.name: LayerTime(self.layer_s, 2 * self.layer_s) for layer in loaded.graph.layers}
+        return LayerMeasurement(times, self.load)
 
     def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
         self.asked.append(f"{len(samples)} samples")
@@ -36,7 +44,7 @@ class CountingMeasure:
     ) -> WholeSliceTimes:
         self.slices_asked.append([*groups])
         one = SliceTime(layers=tuple(groups[0]), median_s=0.001, p95_s=0.002, summed_s=0.002)
-        return WholeSliceTimes(slices=(one,), factor=0.5)
+        return WholeSliceTimes(slices=(one,), factor=0.5, is_busy=self.load.is_busy)
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")

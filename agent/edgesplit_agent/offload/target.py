@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+import msgspec
+
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
 from edgesplit.offload_client.pool import (
     PROBE_BYTES,
@@ -288,6 +290,12 @@ class OffloadTarget:
         with self._lock:
             if self._estimate is not None:
                 self._estimate = self._estimate.after_compute(measured_s, predicted_s, self._clock())
+
+    def on_repriced(self) -> None:
+        """A plan has this device's own seconds from now on: what it took before relative to the plan says nothing."""
+        with self._lock:
+            if self._estimate is not None:
+                self._estimate = msgspec.structs.replace(self._estimate, device_slowdown=1.0)
 
     # Learning
 

@@ -30,6 +30,7 @@ from edgesplit.release.privacy_floor import PrivacyFloor, floor_violation
 from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Tensor, Tensors, Timing
 from edgesplit.runtime.providers import ACCELERATOR_GONE
+from edgesplit_agent.releases.measured_plan import FirstWork, with_measured_seconds
 from edgesplit_agent.worker.host import Host, SliceRun, StartHost
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Leases:
             return not self._held
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LoadedRelease:
     """A loaded release. Each request leases the release it began with, so that an update never changes a request in
     flight."""
@@ -88,6 +89,7 @@ class LoadedRelease:
     """Digest of the release."""
     manifest: Manifest
     plan: Plan
+    """The plan with what was measured here in place of predicted seconds, once it was (`price_by`, `on_work`)."""
     host: Host
     emulated: bool = False
     measured_s: dict[str, float] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class LoadedRelease:
     failed_compiled: dict[str, str] = field(default_factory=dict)
     """Compiled slices that failed in a run, with the reason: their CPU equivalents run until the release is loaded
     again."""
+    _first_work: FirstWork = field(default_factory=FirstWork)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     _leases: Leases = field(default_factory=Leases)
@@ -150,7 +153,7 @@ class LoadedRelease:
         """Number of the model's layers by slice."""
         return {item.name: len(item.layers) for item in self.manifest.slices}
 
-    @cached_property
+    @property
     def only_row(self) -> Row | None:
         """The plan's only row, where it has exactly one and that runs on the device alone; otherwise None."""
         rows = self.plan.rows
@@ -239,6 +242,21 @@ class LoadedRelease:
                 old = self.measured_s.get(name, seconds)
                 self.measured_s[name] = old + SMOOTHING * (seconds - old)
                 self.runs[name] = self.runs.get(name, 0) + 1
+
+    def price_by(self, seconds: Mapping[str, float]) -> None:
+        """Replace the plan's seconds by measured ones, by slice. Requests in flight keep the rows they selected. An
+        emulated device takes what its profile predicts, and is not repriced."""
+        if not self.emulated:
+            self.plan = with_measured_seconds(self.plan, seconds)
+
+    def on_work(self, seconds: Mapping[str, float], now: float) -> bool:
+        """Count the run times of one request's slices; after the first minute of work they become the plan's. True
+        where they have become so now."""
+        with self._lock:
+            medians = self._first_work.add(seconds, now)
+        if medians:
+            self.price_by(medians)
+        return bool(medians) and not self.emulated
 
     def learned(self) -> list[tuple[str, float, int]]:
         """For each slice its name, smoothed seconds, and the number of runs that these were learned from."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
 
 import msgspec
 
 from edgesplit.errors import EdgeError
-from edgesplit.runtime import Tensors
+from edgesplit.runtime import Tensors, Timing
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.releases.tuning import (
     BUDGET_S,
+    LEAST_RUNS,
     TuningLimits,
     TuningResults,
     best_setup,
@@ -24,6 +26,21 @@ from edgesplit_agent.releases.tuning import (
 from edgesplit_agent.worker.supervised_host import SupervisedHost
 
 log = logging.getLogger(__name__)
+
+
+def slice_seconds(active: LoadedRelease, order: Sequence[str], inputs: Tensors) -> dict[str, float]:
+    """Median seconds of each slice in the worker, over a few runs; empty where they fail."""
+    runs: dict[str, list[float]] = {}
+    try:
+        for _ in range(LEAST_RUNS):
+            timing = Timing()
+            active.run(order, inputs, timing)
+            for name, seconds in timing.seconds.items():
+                runs.setdefault(name, []).append(seconds)
+    except EdgeError as error:
+        log.warning("release %s: its slices cannot be timed: %s", active.digest[:12], error)
+        return {}
+    return {name: median(seconds) for name, seconds in runs.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +100,13 @@ class Tuner:
             host.reconfigure(best)
             check()
         log.info("release %s runs with %s", active.digest[:12], best)
-        self.results.store(active.digest, best, times, load)
+        self.results.store(active.digest, best, times, load, slice_seconds(active, order, inputs))
+
+    def price(self, active: LoadedRelease) -> None:
+        """Put the seconds that were measured with the release's setup into its plan, if there are any."""
+        host = active.host
+        if isinstance(host, SupervisedHost) and not host.emulated:
+            active.price_by(self.results.slice_s(active.digest, self.allowed))
 
     @staticmethod
     def stop_spinning(active: LoadedRelease) -> None:

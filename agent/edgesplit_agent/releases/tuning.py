@@ -126,6 +126,8 @@ class TuningResult(msgspec.Struct, frozen=True):
     """Measured seconds by setup."""
     load: float = 0.0
     """Load per core of the machine during the measurement."""
+    slice_s: dict[str, float] = {}
+    """Measured seconds of each slice with that setup."""
 
 
 class TuningResults:
@@ -150,12 +152,25 @@ class TuningResults:
             return True
         return self._read()[release].load > BUSY_LOAD_PER_CORE >= load
 
-    def store(self, release: str, setup: EngineOptions, seconds: dict[str, float], load: float = 0.0) -> None:
+    def slice_s(self, release: str, allowed: TuningLimits) -> dict[str, float]:
+        """Seconds of each slice with the best setup; empty where there is none, or the machine was busy."""
+        if self.setup_of(release, allowed) is None:
+            return {}
+        result = self._read()[release]
+        return result.slice_s if result.load <= BUSY_LOAD_PER_CORE else {}
+
+    def store(
+        self,
+        release: str,
+        setup: EngineOptions,
+        seconds: dict[str, float],
+        load: float = 0.0,
+        slice_s: dict[str, float] | None = None,
+    ) -> None:
         """Store a result. A disk error is logged: it only costs measuring again."""
         others = {name: result for name, result in self._read().items() if name != release}
-        results = dict(
-            [*others.items(), (release, TuningResult(self._environment, setup, seconds, load))][-MAX_STORED_RESULTS:]
-        )
+        result = TuningResult(self._environment, setup, seconds, load, slice_s or {})
+        results = dict([*others.items(), (release, result)][-MAX_STORED_RESULTS:])
         try:
             write_durably(self._file, msgspec.json.encode(results))
         except OSError as error:

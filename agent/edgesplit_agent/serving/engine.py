@@ -533,9 +533,13 @@ class _DeviceSpeed:
         release, seconds = record.release, record.timing.seconds
         release.learn(record.timing)
         # The cap is divided out: it is applied again, at its current value, by `_with_clock_cap` and `select_row`.
+        cap = self.power.slowdown
+        is_repriced = release.on_work({name: run_s / cap for name, run_s in seconds.items()}, monotonic())
         measured = sum(s for name, s in seconds.items() if name in release.plan.slice_s)
         for target in self.targets():
-            target.on_compute(measured / self.power.slowdown, release.predicted_s(seconds))
+            if is_repriced:
+                target.on_repriced()
+            target.on_compute(measured / cap, release.predicted_s(seconds))
 
 
 def _context(snapshot: TargetSnapshot) -> SelectionContext:

@@ -64,7 +64,10 @@ class ReleaseLoader:
         """Load the release, with the content keys of the slices that run here where it is encrypted."""
         opened = self.manifests.open(release)
         decrypted = replace(opened, keys=self.assignment.own_keys(release, opened.manifest))
-        return load_release(decrypted, self.assignment.device_class, self.start_host, self.assignment.floor)
+        active = load_release(decrypted, self.assignment.device_class, self.start_host, self.assignment.floor)
+        if self.tuner is not None:
+            self.tuner.price(active)
+        return active
 
     def load_and_try(self, release: str) -> tuple[LoadedRelease, Drift | None]:
         """Load the release, run its golden inputs and measure its engine options; with its drift from the serving
@@ -126,6 +129,7 @@ class ReleaseLoader:
             return
         check = partial(self.run_golden, active) if golden else unchanged_answers_check(active, inputs)
         self.tuner.tune(active, inputs, check, alone=not set(self.engine.serving) - {active.model})
+        self.tuner.price(active)
         self.stop_spinning(active.model)
 
     def stop_spinning(self, newcomer: str = "") -> None:

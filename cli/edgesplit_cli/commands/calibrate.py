@@ -18,18 +18,19 @@ from edgesplit_cli.progress import progress_bar
 
 @click.command()
 @click.option(
-    "--minutes", type=Number(0, 240, min_open=True), default=3.0, show_default=True, help="How long to measure."
+    "--minutes", type=Number(0, 240, min_open=True), default=5.0, show_default=True, help="How long to measure."
 )
 @click.option("--out", type=NEW_FILE, help="File to write, .yaml or .json. [default: NAME.yaml]")
 @click.option("--name", default="local", show_default=True, help="Name of the profile: the device class in plans.")
-@click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads that slices run with.")
+@click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads of the fit as cut.")
 @click.option(
     "--base", default="generic-x86", show_default=True, shell_complete=complete_profiles,
     help="Profile that supplies what cannot be measured here: power, and the speed of storage.",
 )  # fmt: skip
 @json_option
 def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: str, as_json: bool) -> None:
-    """Measure this machine by a few minutes of microbenchmarks and write a device profile fitted to it.
+    """Measure this machine by a few minutes of microbenchmarks and write a device profile fitted to it: with slices as
+    they were cut, and with the engine options among which agents choose.
 
     Keep the machine idle meanwhile: other load distorts the profile.
     """
@@ -68,7 +69,10 @@ def _print_profile(profile: DeviceProfile, path: Path, as_json: bool) -> None:
     assert fit is not None
     if as_json:
         spread = {"low": fit.whole.low, "high": fit.whole.high, "coverage": fit.whole.coverage}
-        print_json({"profile": profile.name, "file": str(path), "runtime": fit.runtime, "whole": spread})
+        tuned = [{"runtime": each.runtime, "setup": str(each.setup)} for each in profile.tuned]
+        print_json(
+            {"profile": profile.name, "file": str(path), "runtime": fit.runtime, "whole": spread, "tuned": tuned}
+        )
         return
     rows = [
         (operator.family, str(len(operator.points)), f"{operator.low:.2f} to {operator.high:.2f}")
@@ -76,5 +80,8 @@ def _print_profile(profile: DeviceProfile, path: Path, as_json: bool) -> None:
         if not operator.family.startswith("class:")
     ]
     console().print(table(("operators", ">points", ">measured / predicted, 90 %"), rows, title=profile.description))
-    console().print(f"whole networks: {fit.whole.low:.2f} to {fit.whole.high:.2f} of the prediction, 90 % of the time")
+    for each in (fit, *profile.tuned):
+        low, high = f"{each.whole.low:.2f}", f"{each.whole.high:.2f}"
+        setup = f"{each.runtime}, {each.setup}"
+        console().print(f"whole networks, {setup}: {low} to {high} of the prediction, 90 % of the time")
     console().print(f"wrote {path}: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …")

@@ -172,9 +172,11 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         )
         for layer in model_["layers"]
     ]
+    measured = [f"measured on the controller's machine: {model_['measurement']}"] if "measurement" in model_ else []
     print_result(
-        model_, as_json, head, *_interface_lines(model_), table(("layer", "operator", ">weights", ">writes"), rows)
-    )
+        model_, as_json, head, *_interface_lines(model_), *measured,
+        table(("layer", "operator", ">weights", ">writes"), rows),
+    )  # fmt: skip
 
 
 @model.command()
@@ -253,6 +255,8 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     if slices := measured.get("slices"):
         rows = [_slice_row(slice_) for slice_ in slices]
         _print_table(SLICE_COLUMNS, rows, "slices that plans choose, measured whole", "slices", show_all=show_all)
+    if measured.get("measurement"):
+        console().print(f"used by plans: {measured['measurement']}")
     for note in measured.get("notes", ()):
         console().print(note)
     if codecs := measured.get("codecs"):

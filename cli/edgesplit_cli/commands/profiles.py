@@ -24,10 +24,13 @@ def profiles(name: str | None, as_json: bool) -> None:
     profile = load_profile(name)
     head = bold_head(profile.name, f"  {profile.description}")
     figures = table(("figure", ">value", "unit", "basis", "source"), profile.figure_rows())
+    intervals = [("rates", profile.error)] if profile.error is not None else []
+    fits = [*([profile.fit] if profile.fit is not None else []), *profile.tuned]
+    intervals += [(f"the fit of {fit.runtime}, {fit.setup or profile.priced_setup}", fit.whole) for fit in fits]
     errors = [
-        f"predictions by {label}: actual times are {fit.low:.2f} to {fit.high:.2f} times that, {fit.coverage:.0%} "
-        f"sure ({fit.basis}: {fit.source.strip()})"
-        for label, fit in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None))
-        if fit is not None
+        f"predictions by {label}: actual times are {interval.low:.2f} to {interval.high:.2f} times that, "
+        f"{interval.coverage:.0%} sure ({interval.basis}: {interval.source.strip()})"
+        for label, interval in intervals
     ]
-    print_result(msgspec.to_builtins(profile), as_json, head, figures, *errors)
+    priced = f"its figures are for {profile.priced_setup}"
+    print_result(msgspec.to_builtins(profile), as_json, head, figures, priced, *errors)

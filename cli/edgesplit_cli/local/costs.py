@@ -53,7 +53,14 @@ def measure_costs(
 
     `samples` determine the size of what is sent; with `lossy` the lossy codecs are measured on them too.
     """
-    from edgesplit_controller.planning.planner_service import ASSUMED_LINK, FEW_SAMPLES, HERE, TIERS, LocalMeasurer
+    from edgesplit_controller.planning.planner_service import (
+        ASSUMED_LINK,
+        FEW_SAMPLES,
+        HERE,
+        TIERS,
+        LocalMeasurer,
+        measured_basis,
+    )
     from edgesplit_partitioner import plan
     from edgesplit_partitioner.costs.build import build_costs, with_tier
     from edgesplit_partitioner.profiling.codecs import CodecMeasurements, with_codecs
@@ -70,7 +77,8 @@ def measure_costs(
     here = LocalMeasurer()
     with progress_text(f"measuring {model.name} on this machine", quiet=quiet) as report:
         report("each layer")
-        times = here.layers(loaded, [sample for sample in sample_inputs if isinstance(sample, bytes)])
+        measured = here.layers(loaded, [sample for sample in sample_inputs if isinstance(sample, bytes)])
+        times = measured.times
         report("what it sends")
         tensors = here.samples(loaded, sample_inputs)
         codecs = CodecMeasurements()
@@ -80,7 +88,7 @@ def measure_costs(
     costs = build_costs(
         model.name, loaded.graph, profile=profile, cloud_s={name: time.median_s for name, time in times.items()},
         tensors=with_codecs(tensors.tensors, codecs), frame_bytes=tensors.frame_bytes,
-        model_format=loaded.prepared.format,
+        model_format=loaded.prepared.format, basis={HERE: measured_basis(measured.load)},
     )  # fmt: skip
 
     def cuts_of(estimate: Costs) -> Cuts:

@@ -95,6 +95,7 @@ class ModelShape(ModelFields):
     """A model with its layers."""
 
     layers: list[LayerShape]
+    measurement: str = ""
 
 
 class JobShape(ResponseModel):

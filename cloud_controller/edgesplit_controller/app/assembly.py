@@ -77,7 +77,10 @@ class Assembly:
         data, database = foundations.settings.data, foundations.database
         self._content_keys = load_or_make_content_keys(data / "keys" / "content.key")
         self._registry = Registry(database, foundations.blobs, now=time.time)
-        self._planning = PlanningService(database, self._registry, now=time.time)
+        self._planning = PlanningService(
+            database, self._registry, now=time.time,
+            at_work=lambda model, device_class: self.controller.replanner.inspector.times_at_work(model, device_class),
+        )  # fmt: skip
         self._releasing = ReleaseBuilder(
             database, foundations.blobs, self._registry, self._planning, foundations.repository,
             offload_releases=data / OFFLOAD / "releases", content_keys=self._content_keys, now=time.time,

@@ -75,6 +75,7 @@ from edgesplit_controller.periodic_thread import PeriodicThread
 from edgesplit_controller.pki.authority import BROKER_LIST_LIFE, Authority
 from edgesplit_controller.pki.derived_secrets import DerivedSecrets
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
+from edgesplit_controller.planning.planner_service import REMEASURE_S
 from edgesplit_controller.retention.holds import Holds
 from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
@@ -326,6 +327,12 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
     process.start(
         PeriodicThread("collection", collect, COLLECT_INTERVAL_S, first_s=COLLECT_AFTER_S, stopping=process.stopping)
     )
+
+    def remeasure() -> None:
+        if foundations.lease.held() and not heavy.waiting:
+            heavy.run_blocking(lambda: controller.planner.remeasure_busy(process.stopping.wait), process.stopping)
+
+    process.start(PeriodicThread("remeasure", remeasure, REMEASURE_S, stopping=process.stopping))
     housekeeping = Housekeeping(
         foundations.repository, foundations.rotation, controller, process.assembly.delivery,
         process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,

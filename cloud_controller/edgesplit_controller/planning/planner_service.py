@@ -35,6 +35,7 @@ from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, with_m
 from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
 from edgesplit_partitioner.profiling.codecs import CodecMeasurements, measure_codecs, with_codecs
 from edgesplit_partitioner.profiling.layers import TensorMeasurements, measure_input, measure_layers, measure_samples
+from edgesplit_partitioner.profiling.machine_load import MachineLoad, is_quiet, measure_in_rounds
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
 from edgesplit_partitioner.profiling.slices import (
     Cuts,
@@ -60,6 +61,10 @@ OWN_CLASS = "generic-x86"
 FEW_SAMPLES = "lossy codecs need two samples at least, one to choose by and one to confirm by, not {}"
 MAX_TURN_WAIT_S = 60.0
 """Seconds that a measurement waits for the one before it."""
+QUIET_S = 2.0
+"""Seconds for which the machine must be quiet before a model is measured again."""
+REMEASURE_S, MAX_REMEASURE_S = 60.0, 86_400.0
+"""Seconds from a measurement on a busy machine to the next; four times as many after each that was no better."""
 MOST_TABLES = 16
 """Plan tables of a model for which measurements of whole slices are stored."""
 
@@ -116,10 +121,18 @@ class GatewayHop:
     """Link from the gateway to this machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerMeasurement:
+    """Seconds of each layer, with what else the machine did."""
+
+    times: dict[str, LayerTime]
+    load: MachineLoad
+
+
 class ModelMeasurer(Protocol):
     """How a model is measured on this machine."""
 
-    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> LayerMeasurement:
         """Seconds of each layer, the input layer included."""
         ...
 
@@ -140,16 +153,21 @@ class ModelMeasurer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalMeasurer:
-    """Measurements by the partitioner, on one thread, as the offload server runs slices."""
+    """Measurements by the partitioner, on one thread, as the offload server runs slices, in a few rounds."""
 
-    runs: int = 20
+    runs: int = 8
+    """Runs in each round."""
 
-    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
-        """Seconds per layer from the runtime's own profile."""
-        measured = measure_layers(loaded.prepared, loaded.prepared.graph, runs=self.runs)
-        if loaded.spec is not None:
-            measured[INPUT_LAYER] = measure_input(loaded.spec, frames, runs=self.runs)
-        return measured
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> LayerMeasurement:
+        """Seconds per layer from the runtime's own profile; those of the fastest round."""
+
+        def measure() -> dict[str, LayerTime]:
+            measured = measure_layers(loaded.prepared, loaded.prepared.graph, runs=self.runs)
+            if loaded.spec is not None:
+                measured[INPUT_LAYER] = measure_input(loaded.spec, frames, runs=self.runs)
+            return measured
+
+        return LayerMeasurement(*measure_in_rounds(measure, lambda times: sum(_medians(times).values())))
 
     def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
         """Raw and compressed bytes on the given samples."""
@@ -162,9 +180,13 @@ class LocalMeasurer:
         of their layers."""
         cut = cut_slices(loaded.prepared, loaded.graph, groups, loaded.spec)
         try:
-            return measure_whole_slices(cut, layer_s, runs=self.runs)
+            times, load = measure_in_rounds(
+                lambda: measure_whole_slices(cut, layer_s, runs=self.runs),
+                lambda found: sum(slice_.median_s for slice_ in found.slices),
+            )
         except ModelRefused:
             return WholeSliceTimes()
+        return msgspec.structs.replace(times, is_busy=load.is_busy)
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         """Every lossy codec on every tensor; the rest of the model runs again on the decoded tensor."""
@@ -193,7 +215,7 @@ class MeasuringInTurn:
             if is_alone:
                 self._lock.release()
 
-    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> LayerMeasurement:
         """Seconds of each layer."""
         with self._turn("timing each layer on the controller's machine") as measurer:
             return measurer.layers(loaded, frames)
@@ -216,16 +238,84 @@ class MeasuringInTurn:
             return measurer.codecs(loaded, samples, labels)
 
 
+TimesAtWork = Callable[[Model, str], FieldMeasurements | None]
+"""What devices of a class measured of a model at work; None where no device has."""
+
+
+class StoredLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured seconds of a model's layers, as stored."""
+
+    layers: dict[str, LayerTime]
+    load: MachineLoad | None = None
+    """Load of the machine meanwhile. None: measured by a version that did not look."""
+    taken: float = 0.0
+    """Unix time."""
+    attempts: int = 0
+    """Measurements since then that were no better."""
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the layers' medians."""
+        return sum(time.median_s for time in self.layers.values())
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether other work may have lengthened the times."""
+        return self.load is None or self.load.is_busy
+
+    def is_due(self, now: float) -> bool:
+        """Whether to measure again at that time, if the machine is quiet."""
+        return self.is_doubtful and now - self.taken >= min(REMEASURE_S * 4.0**self.attempts, MAX_REMEASURE_S)
+
+    @property
+    def text(self) -> str:
+        """For operators: what was measured, and how much it can be believed."""
+        if self.load is None:
+            return f"{1e3 * self.total_s:.1f} ms in all layers, measured by an earlier version"
+        busy = "; the machine was busy: it is measured again when it is quiet" if self.load.is_busy else ""
+        return f"{1e3 * self.total_s:.1f} ms in all layers; {self.load}{busy}"
+
+
+def better_measurement(stored: StoredLayers | None, fresh: StoredLayers) -> StoredLayers:
+    """The measurement to keep: a quiet one before any other, of two busy ones the faster, since other work only adds
+    time."""
+    assert fresh.load is not None
+    if stored is None or not fresh.load.is_busy:
+        return fresh
+    if stored.load is not None and stored.load.is_busy and fresh.total_s < stored.total_s:
+        return msgspec.structs.replace(fresh, attempts=stored.attempts + 1)
+    return msgspec.structs.replace(stored, attempts=stored.attempts + 1)
+
+
+class SliceFactors(msgspec.Struct, frozen=True, kw_only=True):
+    """Ratios of the seconds of whole slices to the sums over their layers, by plan table."""
+
+    factors: dict[str, float | None] = {}
+    busy: dict[str, list[list[str]]] = {}
+    """The tables that were measured on a busy machine, with the layers of their slices."""
+
+    def with_measurement(self, key: str, groups: Sequence[Sequence[str]], measured: WholeSliceTimes) -> SliceFactors:
+        """With the factor of one table. From a busy machine it is at most 1, since other work only adds time."""
+        factor, is_busy = measured.factor, measured.is_busy
+        factors = {**self.factors, key: min(factor, 1.0) if is_busy and factor is not None else factor}
+        kept = dict(list(factors.items())[-MOST_TABLES:])
+        busy = {name: layers for name, layers in self.busy.items() if name in kept and name != key}
+        return SliceFactors(factors=kept, busy={**busy, key: [list(group) for group in groups]} if is_busy else busy)
+
+
 class PlanningService:
     """Costs and plans for the models of one registry."""
 
     def __init__(
-        self, database: Database, registry: Registry, *, now: Callable[[], float], measure: ModelMeasurer | None = None
-    ) -> None:
+        self, database: Database, registry: Registry, *, now: Callable[[], float],
+        measure: ModelMeasurer | None = None, at_work: TimesAtWork = lambda model, device_class: None,
+    ) -> None:  # fmt: skip
+        """`at_work`: what devices of a class measured of a model at work, if they did."""
         self._database = database
         self._registry = registry
         self._now = now
         self._measure = MeasuringInTurn(measure or LocalMeasurer())
+        self.at_work = at_work
 
     def profile(self, model: Model, *, device_class: str = OWN_CLASS, codecs: bool = False) -> dict[str, Any]:
         """Measure the model on this machine again: layers, whole slices that plans choose, and codecs if requested.
@@ -234,7 +324,8 @@ class PlanningService:
         `codecs`, and the samples that tensor sizes come from.
         """
         loaded, profile = self._registry.load(model), device_profile(device_class)
-        times = self._layers(model, anew=True)
+        measured_layers = self._measure_layers(model, self.stored_layers(model))
+        times = measured_layers.layers
         samples = self._samples(model, anew=True)
         enough = samples.count > 1
         lossy = _codec_rows(samples, self._codecs(model, anew=True)) if codecs and enough else []
@@ -247,7 +338,7 @@ class PlanningService:
         report["layers"] = [{**layer, **msgspec.to_builtins(times[layer["name"]])} for layer in report["layers"]]
         return report | {
             "where": "local", "tensors": samples.basis, "slices": msgspec.to_builtins(measured_slices.slices),
-            "whole_factor": measured_slices.factor, "codecs": lossy,
+            "whole_factor": measured_slices.factor, "codecs": lossy, "measurement": measured_layers.text,
             "notes": [FEW_SAMPLES.format(samples.count)] if codecs and not enough else [],
         }  # fmt: skip
 
@@ -258,24 +349,27 @@ class PlanningService:
 
     def costs(
         self, model: Model, device_class: str, *, lossy: bool = False, tiers: Mapping[str, str] | None = None,
-        whole: bool = False,
+        whole: bool = False, at_work: bool = True,
     ) -> Costs:  # fmt: skip
         """The model's costs on that device class and on this machine; measures first what was not measured yet.
 
         Costs of lossy codecs are included if they were measured; with `lossy` they are measured now. `tiers` maps
         further tiers between device and this machine to their device profiles. `whole`: with this machine's seconds
-        corrected by those of whole slices in a plan for that class.
+        corrected by those of whole slices in a plan for that class. `at_work`: what devices of the class measured of
+        the model replaces predicted seconds.
         """
         profile = device_profile(device_class)
         extra_tiers = {name: device_profile(profile_name) for name, profile_name in (tiers or {}).items()}
         loaded = self._registry.load(model)
-        times = self._layers(model)
+        layers = self.stored_layers(model) or self._measure_layers(model, None)
         samples = self._samples(model)
         costs = build_costs(
-            model.ref, loaded.graph, profile=profile, cloud_s=_medians(times),
+            model.ref, loaded.graph, profile=profile, cloud_s=_medians(layers.layers),
             tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)), frame_bytes=samples.frame_bytes,
-            model_format=loaded.prepared.format,
+            model_format=loaded.prepared.format, basis={HERE: measured_basis(layers.load)},
         )  # fmt: skip
+        measured = self.at_work(model, device_class) if at_work else None
+        costs = with_measurements(costs, measured) if measured else costs
         if whole:
             costs = self._with_whole_slices(model, costs, links_through(parse_link(ASSUMED_LINK)), PlanOptions())
         for name, tier_profile in extra_tiers.items():
@@ -292,7 +386,7 @@ class PlanningService:
         gateway = None if options.server else gateway
         tiers = {EDGE: gateway.device_class} if gateway else {}
         links = links_through(link, gateway)
-        costs = self.costs(model, device_class, lossy=options.lossy, tiers=tiers)
+        costs = self.costs(model, device_class, lossy=options.lossy, tiers=tiers, at_work=measured is None)
         costs, options = self._effective(model, costs, links, options, measured)
         report_step(f"planning for {device_class}")
         return plan(costs, links, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs)
@@ -340,23 +434,72 @@ class PlanningService:
         loaded, times = self._registry.load(model), self._layers(model)
         groups = atoms(loaded.graph, cuts)
         key = sha256(msgspec.json.encode(groups)).hexdigest()
-        factors = dict((self._stored(model, "slices") or {}).get("factors", {}))
-        if key not in factors:
-            factors[key] = self._measure.slices(loaded, groups, _medians(times)).factor
-            self._store(model, "slices", {"factors": dict(list(factors.items())[-MOST_TABLES:])})
-        factor: float | None = factors[key]
-        return factor
+        stored = self._slice_factors(model)
+        if key not in stored.factors:
+            stored = stored.with_measurement(key, groups, self._measure.slices(loaded, groups, _medians(times)))
+            self._store(model, "slices", msgspec.to_builtins(stored))
+        return stored.factors[key]
+
+    def _slice_factors(self, model: Model) -> SliceFactors:
+        return msgspec.convert(self._stored(model, "slices") or {}, SliceFactors)
 
     def _layers(self, model: Model, *, anew: bool = False) -> dict[str, LayerTime]:
-        stored = None if anew else self._stored(model, "layers")
-        if stored is not None:
-            return msgspec.convert(stored["layers"], dict[str, LayerTime])
+        stored = self.stored_layers(model)
+        if stored is not None and not anew:
+            return stored.layers
+        return self._measure_layers(model, stored).layers
+
+    def _measure_layers(self, model: Model, stored: StoredLayers | None) -> StoredLayers:
+        """Measure the layers, store the better of this and the stored measurement, and return it."""
         samples = self._registry.samples(model, MEASURED_SAMPLES)
         frames = [sample for sample in samples if isinstance(sample, bytes)]
-        times = self._measure.layers(self._registry.load(model), frames)
-        self._store(model, "layers", {"layers": msgspec.to_builtins(times)})
-        self._store(model, "slices", {"factors": {}})
-        return times
+        measured = self._measure.layers(self._registry.load(model), frames)
+        fresh = StoredLayers(layers=measured.times, load=measured.load, taken=self._now())
+        chosen = better_measurement(stored, fresh)
+        self._store(model, "layers", msgspec.to_builtins(chosen))
+        if chosen is fresh:
+            self._store(model, "slices", msgspec.to_builtins(SliceFactors()))
+        return chosen
+
+    def stored_layers(self, model: Model) -> StoredLayers | None:
+        """The measurement of the model's layers on this machine that plans use; None before the first."""
+        stored = self._stored(model, "layers")
+        return None if stored is None else msgspec.convert(stored, StoredLayers)
+
+    def remeasure_busy(self, wait: Callable[[float], object]) -> None:
+        """Heavy. Measure one model again whose times come from a busy machine, if the machine is quiet for some seconds
+        (`wait` lets them pass)."""
+        model = self._due_for_remeasuring()
+        if model is None or not is_quiet(QUIET_S, wait):
+            return
+        stored = self.stored_layers(model)
+        if stored is None or stored.is_doubtful:
+            stored = self._measure_layers(model, stored)
+        if stored.is_doubtful:
+            return
+        loaded, factors = self._registry.load(model), self._slice_factors(model)
+        for key, groups in factors.busy.items():
+            measured = self._measure.slices(loaded, groups, _medians(stored.layers))
+            factors = factors.with_measurement(key, groups, measured)
+        self._store(model, "slices", msgspec.to_builtins(factors))
+
+    def _due_for_remeasuring(self) -> Model | None:
+        """A model whose stored times come from a busy machine, or from an earlier version that did not look, and whose
+        back-off is over."""
+        with self._database.read() as session:
+            rows = session.execute(
+                select(Model, Measurement)
+                .join(Measurement, Measurement.model_id == Model.id)
+                .where(Measurement.place == HERE, Measurement.kind.in_(("layers", "slices")))
+            )
+            for model, row in rows:
+                if row.kind == "layers":
+                    is_due = msgspec.convert(row.content, StoredLayers).is_due(self._now())
+                else:
+                    is_due = bool(row.content.get("busy")) and self._now() - row.taken >= REMEASURE_S
+                if is_due:
+                    return model
+        return None
 
     def _samples(self, model: Model, *, anew: bool = False) -> TensorMeasurements:
         """Stored tensor sizes; measured again if the number of samples changed."""
@@ -398,6 +541,12 @@ class PlanningService:
                 row = Measurement(model_id=model.id, kind=kind, place=HERE)
                 session.add(row)
             row.content, row.taken = content, self._now()
+
+
+def measured_basis(load: MachineLoad | None) -> str:
+    """Text for `Costs.basis` of seconds that were measured on this machine."""
+    busy = load is not None and load.is_busy
+    return "measured: on this machine" + (f", which was busy ({load}): measured again when it is quiet" if busy else "")
 
 
 def _measurement(model: Model, kind: str) -> Select[Measurement]:

@@ -23,11 +23,16 @@ from edgesplit_controller.replan.policy import Policies, Policy, effective_polic
 from edgesplit_controller.replan.pricing import price_in_use, price_new
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Desired, Device, Model, ReleaseRow
+from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 
 MOST_DEVICES = 48
 """Devices of a unit whose telemetry is read, sampled at random each time."""
+MOST_DEVICES_AT_WORK = 12
+"""Devices of a class whose measured seconds are read for a plan, sampled at random each time."""
+FIRST_WORK_S = 60.0
+"""Seconds of work after which a device's measured times replace predicted ones."""
 MEASURED_S = 86_400.0
-"""Age in seconds up to which the measurements of one device are used by `costs_measured_on`."""
+"""Age in seconds up to which a device's measurements are used by `costs_measured_on` and `times_at_work`."""
 
 
 class PlanInspector:
@@ -91,6 +96,38 @@ class PlanInspector:
         old = price_in_use(finding.plan, self.layers(unit), result.costs)
         verdict = compare_tables(finding.devices, old, price_new(table), measured.fixed_s, unit.policy.doubt)
         return replace(finding, verdict=verdict, table=table)
+
+    def times_at_work(self, model: Model, device_class: str) -> FieldMeasurements | None:
+        """What devices of the class measured in the last day of the release of the model that most of them run; None
+        before one of them has worked for a minute. Emulated and simulated devices do not count."""
+        query = (
+            select(Desired.release, Device.name)
+            .join(Device, Device.name == Desired.device)
+            .join(ReleaseRow, ReleaseRow.digest == Desired.release)
+            .where(ReleaseRow.model_id == model.id, Device.device_class == device_class, Device.revoked.is_(None))
+        )
+        with self._database.read() as session:
+            names_by_release: dict[str, list[str]] = {}
+            for release, name in session.execute(query):
+                names_by_release.setdefault(release, []).append(name)
+        if not names_by_release:
+            return None
+        release, names = max(names_by_release.items(), key=lambda entry: len(entry[1]))
+        sample = random.sample(sorted(names), min(MOST_DEVICES_AT_WORK, len(names)))
+        unit = Unit(model, release, device_class, Policy(), tuple(UnitDevice(name, "") for name in sample))
+        plan = self.plan(unit)
+        found = [self.measurements_of_device(unit, name, plan) for name in sample] if plan is not None else []
+        worked = [
+            device
+            for device in found
+            if device is not None and device.kind == "measured" and device.slice_s and device.span_s >= FIRST_WORK_S
+        ]
+        if plan is None or not worked:
+            return None
+        # The device's seconds alone: link, server and sizes of a plan are what the operator asks to plan for.
+        return FieldMeasurements(
+            link=plan.link, device=estimate(worked, plan, self.layers(unit)).device, devices=len(worked)
+        )
 
     def measurements_of_device(self, unit: Unit, device: str, plan: Plan) -> DeviceMeasurements | None:
         """What one device measured of its release in the last day; None if there is nothing."""

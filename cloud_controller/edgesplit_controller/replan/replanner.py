@@ -111,7 +111,7 @@ class Replanner:
                 " times for requests"
             )
         measured = estimate([measurements], plan, layers)
-        costs = with_measurements(self._planning.costs(model, device.device_class), measured)
+        costs = with_measurements(self._planning.costs(model, device.device_class, at_work=False), measured)
         slices = [
             {"layers": group.layers, "seconds": group.seconds, "predicted_s": plan.slice_s.get(name)}
             for group in measured.device

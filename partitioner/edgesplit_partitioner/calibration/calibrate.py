@@ -11,43 +11,51 @@ import io
 import math
 import os
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-import onnx
 import zstandard
 from PIL import Image
 
 from edgesplit.device_profile import CalibrationFit, DeviceProfile, Figure, Interval, OperatorFit, Rates
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import parse_input_spec
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner.calibration import operator_grid
 from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
-from edgesplit_partitioner.calibration.networks import calibration_networks
+from edgesplit_partitioner.calibration.design import Design, Engine, design_of
 from edgesplit_partitioner.costs.regression import (
     COVERAGE,
+    FamilyPredictor,
     fit_family,
     fit_plane,
     predictors_by_family,
     residual_interval,
 )
 from edgesplit_partitioner.ir.graph import OperatorWork
-from edgesplit_partitioner.onnx_format import nodes
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 from edgesplit_partitioner.profiling.layers import Progress, synthetic_frame
+from edgesplit_partitioner.profiling.machine_load import load_between, read_counters
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
 from edgesplit_partitioner.sandbox.limits import measurement_limits
 
 CHILD: Final = "edgesplit_partitioner.calibration.child"
 """Module of the child process."""
+AS_CUT: Final = EngineOptions()
+"""Slices as they were cut, on one thread."""
+MOST_CORES: Final = 8
+"""Most threads of the tuned measurement."""
 MIN_NETWORKS: Final = 5
 """Networks that must have been measured for a fit."""
-CORRECTION_RANGE: Final = (0.7, 1.5)
+CORRECTION_RANGE: Final = (0.5, 1.5)
 """Range of `NetworkFit.correction`, to which it is clipped: beyond it, the measurement is wrong rather than the sum
 over operators."""
 MIN_HALF_WIDTH: Final = 0.05
@@ -94,21 +102,60 @@ def calibrate(
 ) -> DeviceProfile:
     """This machine's profile with the given name. Figures that cannot be measured here come from `base`; `today` is the
     date in the sources. UsageError where the measurement fails or gives too little."""
-    times = measure_points(minutes, threads, progress)
-    fit = fit_points(times, machine=machine_name(), runtime=runtime_name(), today=today)
-    return to_profile(name, fit, times, base, threads)
+    jobs, before = measured_jobs(threads, os.cpu_count() or 1), read_counters()
+    times: list[CalibrationTimes] = []
+    for position, (engine, setup) in enumerate(jobs):
+        share = progress and _share_of(progress, position, len(jobs))
+        times.append(measure_points(minutes / len(jobs), setup, share, engine=engine))
+        if setup.spinning:  # single operators are those of the same threads without spinning
+            times[-1].points = times[-2].points
+    load = load_between(before, read_counters(), [])
+    exact, *tuned = [
+        fit_points(one, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine)
+        for one, (engine, setup) in zip(times, jobs, strict=True)
+    ]
+    profile = to_profile(name, exact, times[0], base, threads, tuple(tuned))
+    if not load.is_busy:
+        return profile
+    busy = f"{profile.description}, on a busy machine ({load}): calibrate again when it is quiet"
+    return msgspec.structs.replace(profile, description=busy)
 
 
-def measure_points(minutes: float, threads: int = 1, progress: Progress | None = None) -> CalibrationTimes:
+def measured_jobs(threads: int, cores: int) -> list[tuple[Engine, EngineOptions]]:
+    """The engines and options to measure: onnxruntime with slices as they were cut; fused and merged, as agents run
+    them where that is faster, on one thread and on all cores; and LiteRT on as many, where it is installed."""
+    counts = sorted({1, min(cores, MOST_CORES)})
+    jobs: list[tuple[Engine, EngineOptions]] = [("onnxruntime", EngineOptions(threads=threads))]
+    fused = [EngineOptions(threads=count, optimise="fast", merge=True) for count in counts]
+    fused += [msgspec.structs.replace(fused[-1], spinning=True)] if counts[-1] > 1 else []
+    jobs += [("onnxruntime", setup) for setup in fused]
+    if find_spec("ai_edge_litert") is not None:
+        jobs += [("litert", EngineOptions(threads=count)) for count in counts]
+    return jobs
+
+
+def _share_of(progress: Progress, position: int, count: int) -> Progress:
+    """Progress of the whole calibration from that of one of `count` measurements of about the same length."""
+    return lambda done, total: progress(position * total + done, count * total)
+
+
+def measure_points(
+    minutes: float,
+    setup: EngineOptions = AS_CUT,
+    progress: Progress | None = None,
+    *,
+    engine: Engine = "onnxruntime",
+) -> CalibrationTimes:
     """Times of the grid and the networks, measured in a child process for `minutes`; UsageError for invalid arguments
     and where the child process fails."""
-    if not 0 < minutes <= 240 or threads < 1:
-        raise UsageError("calibrating takes between a fraction of a minute and four hours, and at least one thread")
-    if threads > (os.cpu_count() or 1):
+    if not 0 < minutes <= 240:
+        raise UsageError("calibrating takes between a fraction of a minute and four hours")
+    if setup.threads > (os.cpu_count() or 1):
         raise UsageError(
-            f"{threads} threads on {os.cpu_count()} cores would compete: slices run with one thread per core at most"
+            f"{setup.threads} threads on {os.cpu_count()} cores would compete:"
+            " slices run with one thread per core at most"
         )
-    job = CalibrationJob(seconds=60.0 * minutes, threads=threads)
+    job = CalibrationJob(seconds=60.0 * minutes, setup=setup, engine=engine)
     times = CalibrationTimes()
     lines = 0
 
@@ -129,13 +176,21 @@ def measure_points(minutes: float, threads: int = 1, progress: Progress | None =
     return times
 
 
-def fit_points(times: CalibrationTimes, *, machine: str, runtime: str, today: str) -> CalibrationFit:
+def fit_points(
+    times: CalibrationTimes,
+    *,
+    machine: str,
+    runtime: str,
+    today: str,
+    setup: EngineOptions = AS_CUT,
+    engine: Engine = "onnxruntime",
+) -> CalibrationFit:
     """The fit of the measured times. Of several visits the fastest counts, since disturbances only add time."""
-    grid = operator_grid.grid()
-    works = {index: operator_grid.point_work(grid[index]) for index in times.points}
+    design = design_of(engine)
+    works = {index: design.point_work(index) for index in times.points}
     operators = tuple(_operator_fits(works, {index: min(seconds) for index, seconds in times.points.items()}))
     run_s, tensor_s = min(times.empty_s), statistics.median(times.tensor_s)
-    networks = _network_times(times, operators, run_s)
+    networks = _network_times(times, operators, run_s, design, fused=setup.optimise == "fast")
     whole = fit_networks(networks)
     visit_spread = float(np.quantile([network.spread for network in networks], COVERAGE))
     low, high = residual_interval(whole.residuals)
@@ -157,6 +212,7 @@ def fit_points(times: CalibrationTimes, *, machine: str, runtime: str, today: st
             f"than two visits to one network are apart.",
         ),
         operators=operators,
+        setup=setup,
     )
 
 
@@ -216,7 +272,8 @@ def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, floa
     families: dict[str, list[int]] = defaultdict(list)
     classes: dict[str, list[int]] = defaultdict(list)
     for index, work in works.items():
-        families[work.family].append(index)
+        if work.family:
+            families[work.family].append(index)
         if work.flops or work.bytes_moved:
             classes[work.operator].append(index)
     for family, indices in sorted(families.items()):
@@ -227,20 +284,22 @@ def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, floa
         yield fit_plane(f"class:{operator}", sizes, [seconds[index] for index in indices])
 
 
-def _network_times(times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float) -> list[NetworkTime]:
+def _network_times(
+    times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float, design: Design, *, fused: bool
+) -> list[NetworkTime]:
     """Times of the networks all of whose operator families were measured; UsageError with fewer than `MIN_NETWORKS`."""
     predictors = predictors_by_family(operators, FEATURES)
     networks = []
     for index, seconds in sorted(times.networks.items()):
-        model = onnx.load_model_from_string(calibration_networks()[index])
-        works = operator_grid.model_work(model)
-        if any(work.family not in predictors for work in works):
+        timed = [_operator_s(work, predictors) for work in design.network_works(index, fused=fused)]
+        known = [operator_s for operator_s in timed if operator_s is not None]
+        if len(known) < len(timed):
             continue
         networks.append(
             NetworkTime(
                 measured_s=max(min(seconds) - run_s, 1e-7),
-                summed_s=sum(predictors[work.family].seconds(work.sizes) for work in works),
-                weight_bytes=float(sum(nodes.tensor_bytes(weight) for weight in model.graph.initializer)),
+                summed_s=sum(known),
+                weight_bytes=design.weight_bytes(index),
                 spread=max(seconds) / min(seconds),
             )
         )
@@ -249,8 +308,23 @@ def _network_times(times: CalibrationTimes, operators: Sequence[OperatorFit], ru
     return networks
 
 
+def _operator_s(work: OperatorWork, predictors: Mapping[str, FamilyPredictor]) -> float | None:
+    """Seconds of an operator by the fit of its family, or else of its class; None where neither was measured."""
+    if not (work.flops or work.bytes_moved) and work.family not in predictors:
+        return 0.0
+    if work.family in predictors:
+        return predictors[work.family].seconds(work.sizes)
+    by_class = predictors.get(f"class:{work.operator}") if not work.family else None
+    return None if by_class is None else by_class.seconds((work.flops, work.bytes_moved))
+
+
 def to_profile(
-    name: str, fit: CalibrationFit, times: CalibrationTimes, base: DeviceProfile, threads: int
+    name: str,
+    fit: CalibrationFit,
+    times: CalibrationTimes,
+    base: DeviceProfile,
+    threads: int,
+    tuned: tuple[CalibrationFit, ...] = (),
 ) -> DeviceProfile:
     """A device profile with the fit; its other figures are measured here or copied from `base`."""
     source = f"Measured on this machine, {fit.taken}: {fit.machine}, {fit.runtime}, {threads} thread(s)"
@@ -270,7 +344,9 @@ def to_profile(
         ),
         idle_watts=_copied_figure(base.idle_watts, base.name),
         active_watts=_copied_figure(base.active_watts, base.name),
+        setup=fit.setup,
         fit=fit,
+        tuned=tuned,
     )
 
 
@@ -362,10 +438,10 @@ def machine_name() -> str:
     return f"{name or os.uname().machine}, {os.cpu_count()} cores"
 
 
-def runtime_name() -> str:
+def runtime_name(engine: Engine = "onnxruntime") -> str:
     """Name and version of the runtime that executes the grid."""
-    from importlib.metadata import version
-
+    if engine == "litert":
+        return f"LiteRT {version('ai-edge-litert')}"
     return f"onnxruntime {version('onnxruntime')}"
 
 
@@ -376,17 +452,26 @@ def profile_text(profile: DeviceProfile, as_json: bool) -> str:
         return msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
     import yaml
 
-    fit = fields.pop("fit")
+    fits = {"fit": fields.pop("fit"), "tuned": fields.pop("tuned")}
     text = yaml.safe_dump(
         {key: value for key, value in fields.items() if value is not None}, sort_keys=False, width=116
     )
     text = (
         f"# {profile.description}\n# Written by `edgectl calibrate`; the schema is in docs/device-profiles.md.\n{text}"
     )
-    if fit is None:
+    if fits["fit"] is None:
         return text
-    operators = fit.pop("operators")
-    text += yaml.safe_dump({"fit": fit}, sort_keys=False, width=116) + "  operators:\n"
-    for operator in operators:
-        text += f"    - {msgspec.json.encode(operator).decode()}\n"
+    text += "fit:\n" + _fit_text(fits["fit"], "  ")
+    for position, fit in enumerate(fits["tuned"]):
+        text += ("" if position else "tuned:\n") + "  -\n" + _fit_text(fit, "    ")
     return text
+
+
+def _fit_text(fit: dict[str, Any], indent: str) -> str:
+    """A fit as YAML, with one line per operator."""
+    import yaml
+
+    operators = fit.pop("operators")
+    text = textwrap.indent(yaml.safe_dump(fit, sort_keys=False, width=116), indent)
+    lines = (f"{indent}  - {msgspec.json.encode(operator).decode()}\n" for operator in operators)
+    return f"{text}{indent}operators:\n{''.join(lines)}"

@@ -2,15 +2,17 @@
 each measured batch is one JSON line (a `BatchTimes`) on standard output.
 
 Sessions of a batch run in turns, so that each finds the caches as another operator left them, and a disturbance affects
-all of them. Batches are visited several times, minutes apart if the time allows. Whole networks run as slices do: the
-graph without optimisation, threads that never spin.
+all of them. Batches are visited several times, minutes apart if the time allows. Whole networks run as slices do with
+the job's engine options, with threads that never spin. Of single operators only those with weights are opened with its
+optimisation: an optimiser merges equal copies of the others.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -19,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgesplit.release.manifest import Slice, TensorSpec
-from edgesplit_partitioner.calibration.networks import calibration_networks
-from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT, Point, build, copies_of, grid, port_model
+from edgesplit.runtime.options import EngineOptions
+from edgesplit_partitioner.calibration.design import Engine, design_of
+from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT
+from edgesplit_partitioner.ir.tensor_types import noise
 
 WARMUP, MIN_PASSES, MAX_PASSES = 2, 5, 150
 """Passes over a batch: not timed, at least timed, at most timed."""
-EMPTY_POINT = Point("Relu", ((1, 16),))
-"""Built with no copies of the operator: the cost of a run that computes nothing."""
 
 
 class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +35,8 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     """Time limit of the whole measurement."""
-    threads: int = 1
+    setup: EngineOptions = EngineOptions()
+    engine: Engine = "onnxruntime"
     visits: int = 3
     """Number of visits to each batch."""
     batch: int = 24
@@ -48,8 +51,7 @@ class BatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     """Number of all batches."""
     whole: bool
-    """True: `seconds` are of small networks, by index into `calibration_networks()`; else of operators, by index into
-    `grid()`."""
+    """True: `seconds` are of small networks, else of operators; by index into the design of the engine."""
     empty_s: float
     """Seconds of a run that computes nothing, with one input and one output."""
     tensor_s: float
@@ -63,9 +65,11 @@ def batches_of(job: CalibrationJob) -> list[tuple[bool, range]]:
     """The batches in the order of a visit: whether they are of networks, and their indices.
 
     All networks come first: a fit needs small ones for the correction and wide ones for weights that no cache keeps,
-    and a slow machine may not reach all operators.
+    and a slow machine may not reach all operators. With spinning threads only networks are measured, each alone.
     """
-    counts = {True: len(calibration_networks()), False: min(len(grid()), job.most_points)}
+    design = design_of(job.engine)
+    points = 0 if job.setup.spinning else min(design.point_count, job.most_points)
+    counts = {True: design.network_count, False: points}
     return [
         (whole, range(start, min(start + job.batch, count)))
         for whole, count in counts.items()
@@ -92,22 +96,30 @@ def main() -> None:
 def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, batches: int) -> BatchTimes:
     """Median times of one visit to the batch of these indices."""
     visit_s = job.seconds / (job.visits * batches)
+    plain = msgspec.structs.replace(job.setup, optimise="exact")
+    design = design_of(job.engine)
+    open_model = _TimedSession if job.engine == "onnxruntime" else _TimedInterpreter
+    open_point = _TimedSession if job.engine == "onnxruntime" else _TimedInvocation
+    openers: list[Callable[[], Callable[[], float]]] = [
+        partial(open_model, raw, plain) for raw in design.small_models()
+    ]
+    copies = [1] * len(indices)
     if whole:
-        models = [calibration_networks()[index] for index in indices]
-        copies = [1] * len(indices)
+        openers += [partial(open_model, design.network_model(index), job.setup) for index in indices]
     else:
-        points = [grid()[index] for index in indices]
-        copies = [copies_of(point) for point in points]
-        models = [build(point, copy_count) for point, copy_count in zip(points, copies, strict=True)]
-    sessions = [
-        _TimedSession(raw, job.threads) for raw in (build(EMPTY_POINT, 0), port_model(True), port_model(False), *models)
-    ]
-    empty_s, wide_s, narrow_s, *medians = [
-        statistics.median(seconds) for seconds in _interleaved_times(sessions, visit_s)
-    ]
+        models = [design.point_model(index) for index in indices]
+        copies = [copy_count for _, copy_count in models]
+        setups = [job.setup if design.is_fusible(index) else plain for index in indices]
+        openers += [partial(open_point, raw, setup) for (raw, _), setup in zip(models, setups, strict=True)]
+    if job.setup.spinning:  # threads of other sessions would spin beside each run
+        times = [_interleaved_times([open_alone()], visit_s / len(openers))[0] for open_alone in openers]
+    else:
+        times = _interleaved_times([open_one() for open_one in openers], visit_s)
+    empty_s, wide_s, narrow_s, *medians = map(statistics.median, times)
     if not whole:
+        around_s = empty_s if job.engine == "onnxruntime" else 0.0
         medians = [
-            max(seconds - empty_s, 1e-9) / copy_count for seconds, copy_count in zip(medians, copies, strict=True)
+            max(seconds - around_s, 1e-9) / copy_count for seconds, copy_count in zip(medians, copies, strict=True)
         ]
     return BatchTimes(
         batches=batches,
@@ -118,7 +130,7 @@ def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, bat
     )
 
 
-def _interleaved_times(sessions: Sequence[_TimedSession], visit_s: float) -> list[list[float]]:
+def _interleaved_times(sessions: Sequence[Callable[[], float]], visit_s: float) -> list[list[float]]:
     """Seconds of every pass by session, without the warm-up, until the visit's share of the time is over."""
     for _ in range(WARMUP):
         for session in sessions:
@@ -137,12 +149,12 @@ def _interleaved_times(sessions: Sequence[_TimedSession], visit_s: float) -> lis
 class _TimedSession:
     """One model, loaded as the agent loads a slice, with random inputs."""
 
-    def __init__(self, raw: bytes, threads: int) -> None:
+    def __init__(self, raw: bytes, setup: EngineOptions) -> None:
         import onnxruntime  # only in the child: the parent shares this module for its formats
 
         from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime
 
-        options = OnnxRuntime(threads, "exact").session_options()
+        options = OnnxRuntime(setup.threads, setup.optimise, spinning=setup.spinning).session_options()
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         inputs = tuple(TensorSpec(tensor.name, "FP32", tuple(tensor.shape)) for tensor in session.get_inputs())
         outputs = tuple(TensorSpec(tensor.name, "FP32", ()) for tensor in session.get_outputs())
@@ -153,6 +165,40 @@ class _TimedSession:
         """Seconds of one run."""
         start = perf_counter()
         self._program.run(self._feeds)
+        return perf_counter() - start
+
+
+class _TimedInterpreter:
+    """One TFLite model, run as the agent runs a slice, with random inputs."""
+
+    def __init__(self, raw: bytes, setup: EngineOptions) -> None:
+        from edgesplit.runtime.tflite import import_litert, invoke  # only in the child
+
+        self._interpreter = import_litert().Interpreter(model_content=raw, num_threads=setup.threads)
+        self._interpreter.allocate_tensors()
+        details = self._interpreter.get_input_details()
+        kinds = {"float32": "FP32", "int8": "INT8", "uint8": "UINT8"}
+        specs = [
+            TensorSpec(detail["name"], kinds[np.dtype(detail["dtype"]).name], tuple(map(int, detail["shape"])))
+            for detail in details
+        ]
+        self._feeds, self._invoke = noise(specs, seed=0), invoke
+        invoke(self._interpreter, self._feeds)
+
+    def __call__(self) -> float:
+        """Seconds of one run."""
+        start = perf_counter()
+        self._invoke(self._interpreter, self._feeds)
+        return perf_counter() - start
+
+
+class _TimedInvocation(_TimedInterpreter):
+    """One TFLite model without copying its inputs and outputs, which belong to slices and not to operators."""
+
+    def __call__(self) -> float:
+        """Seconds of one run."""
+        start = perf_counter()
+        self._interpreter.invoke()
         return perf_counter() - start
 
 

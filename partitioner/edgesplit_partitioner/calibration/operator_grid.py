@@ -166,9 +166,11 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def _log_size(u: float, low: float, high: float) -> int:
-    """A size between `low` and `high`, evenly in the logarithm; above 32 a multiple of 8, as in real networks."""
+    """A size between `low` and `high`, evenly in the logarithm; from 16 on a multiple of 4, above 32 of 8, as channels
+    are in nearly all networks: kernels for blocks of channels run no others."""
     value = float(low * (high / low) ** u)
-    return max(1, round(value / 8) * 8 if value > 32 else round(value))
+    step = 8 if value > 32 else 4 if value >= 16 else 1
+    return max(1, round(value / step) * step)
 
 
 def _pick(u: float, *choices: Any) -> Any:

@@ -18,6 +18,8 @@ from edgesplit_partitioner.costs.model import Costs, LayerCost, PictureInput, Re
 from edgesplit_partitioner.costs.predict import (
     Prediction,
     Predictor,
+    as_agents_run,
+    as_servers_run,
     predict_intervals,
     predict_joules,
     predicted_basis,
@@ -53,7 +55,7 @@ def build_costs(
     missing = [layer.name for layer in graph.layers if layer.name not in cloud_s]
     if missing:
         raise UsageError(f"no cloud seconds for {len(missing)} layers, {missing[0]!r} among them: measure them first")
-    effective_profile = edgetpu.effective_profile(profile, graph, model_format)
+    effective_profile = _device_profile(profile, graph, model_format)
     predicted = predict_intervals(graph, effective_profile, model_format)
     on_device_s = {**{name: prediction.seconds for name, prediction in predicted.items()}, **(device_s or {})}
     joules = predict_joules(on_device_s, profile)
@@ -113,11 +115,12 @@ def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile
     """The costs with one more tier before the last, its seconds predicted from a device profile; UsageError where the
     name is empty or taken.
 
-    A gateway has mains power, so no objective counts its joules and they are left out.
+    A gateway has mains power, so no objective counts its joules and they are left out. Its offload server runs slices
+    as they were cut, on one thread, so the profile's tuned fits do not apply.
     """
     if name in costs.tiers or not name:
         raise UsageError(f"the tier {name!r} is there already: the costs have {', '.join(costs.tiers)}")
-    effective_profile = edgetpu.effective_profile(profile, graph, model_format)
+    effective_profile = as_servers_run(edgetpu.effective_profile(profile, graph, model_format), model_format)
     predicted = predict_intervals(graph, effective_profile, model_format)
     slowdown = profile.zstd_slowdown.value
     last_tier = costs.tiers[-1]
@@ -173,8 +176,13 @@ def _whole_model_factors(profile: DeviceProfile, model_format: str) -> RelativeI
     return RelativeInterval(low=whole.low, high=whole.high, coverage=whole.coverage)
 
 
+def _device_profile(profile: DeviceProfile, graph: LayerGraph, model_format: str) -> DeviceProfile:
+    """The profile that predicts what an agent of this class takes for the model."""
+    return as_agents_run(edgetpu.effective_profile(profile, graph, model_format), graph, model_format)
+
+
 def _basis(graph: LayerGraph, profile: DeviceProfile, measured: bool, model_format: str) -> dict[str, str]:
-    effective_profile = edgetpu.effective_profile(profile, graph, model_format)
+    effective_profile = _device_profile(profile, graph, model_format)
     device = f"measured: on a {profile.name}" if measured else predicted_basis(graph, effective_profile, model_format)
     device += edgetpu.compilation_note(profile, graph, model_format)
     return {DEVICE: device, CLOUD: "measured: on this machine"}

@@ -10,11 +10,14 @@ convolutions differ by more than ten times. docs/device-profiles.md shows the er
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from edgesplit.device_profile import DeviceProfile, Interval
+from edgesplit_partitioner.costs.fused_operators import separate_by_layer
 from edgesplit_partitioner.costs.regression import predictors_by_family
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
@@ -23,6 +26,9 @@ FUSIBLE_MAIN: frozenset[OperatorClass] = frozenset({"conv", "depthwise", "gemm"}
 """Classes after which the layer's elementwise operators work on data that is still in the cache."""
 TFLITE_RUNTIMES: Final = ("libedgetpu", "LiteRT")
 """Prefixes of `CalibrationFit.runtime` in profiles that were calibrated with a runtime for TFLite."""
+TUNING_MARGIN, SPINNING_MARGIN = 0.05, 0.10
+"""Fraction by which engine options must be faster for an agent to choose them, and by which those with spinning threads
+(`releases.tuning` of the agent)."""
 UNKNOWN_ERROR: Final = Interval(
     low=0.4,
     high=2.5,
@@ -64,19 +70,23 @@ class Predictor:
         if model_format == "tflite" and not (profile.fit and profile.fit.runtime.startswith(TFLITE_RUNTIMES)):
             self._rate_error = self.whole_interval = OTHER_RUNTIME
         self._predictors = predictors_by_family(profile.fit.operators, FEATURES) if profile.fit else {}
+        self._is_fused = profile.fit is not None and profile.priced_setup.optimise == "fast"
+        self._fused_layers: Sequence[Layer] = ()
+        self._separate_works: Mapping[str, list[OperatorWork]] = {}
 
-    def layer_s(self, layer: Layer) -> float:
-        """Seconds of the layer's operators, one after the other. Without a fit, operators fused into the main one count
-        with their arithmetic only."""
-        return sum(part[0] for part in self._operator_times(layer))
+    def layer_s(self, layer: Layer, running: Sequence[Layer] = ()) -> float:
+        """Seconds of the layer's operators, one after the other, where the layers in `running` (by default it alone)
+        run together. Without a fit, operators fused into the main one count with their arithmetic only."""
+        return sum(part[0] for part in self._operator_times((layer,), running))
 
-    def predict_sum(self, layers: Sequence[Layer]) -> Prediction:
-        """Seconds of these layers, one after the other, with their interval.
+    def predict_sum(self, layers: Sequence[Layer], running: Sequence[Layer] = ()) -> Prediction:
+        """Seconds of these layers, one after the other, with their interval, where the layers in `running` (by default
+        `layers`) run together.
 
         Errors of single operators are taken as independent, that of whole networks as common: squares of the intervals'
         logarithms are added, the former weighted with the operator's share of the time.
         """
-        parts = [part for layer in layers for part in self._operator_times(layer)]
+        parts = self._operator_times(layers, running)
         total_s = sum(part[0] for part in parts) + self.weight_fetch_s(layers)
         if self.profile.fit is None or not total_s:
             return Prediction(total_s, total_s * self._rate_error.low, total_s * self._rate_error.high)
@@ -98,11 +108,22 @@ class Predictor:
             return 0.0
         return fit.uncached_s_per_byte * sum(layer.weight_bytes for layer in layers)
 
-    def _operator_times(self, layer: Layer) -> list[tuple[float, float, float]]:
+    def _operator_times(self, layers: Sequence[Layer], running: Sequence[Layer]) -> list[tuple[float, float, float]]:
         """Per operator: seconds, and the low and high factor of its interval."""
+        separate = self._separate(running or layers) if self._is_fused else {}
+        return [part for layer in layers for part in self._times_of(separate.get(layer.name, layer.work))]
+
+    def _separate(self, layers: Sequence[Layer]) -> Mapping[str, list[OperatorWork]]:
+        """`separate_by_layer`, computed once for the layers of one graph."""
+        if self._fused_layers is not layers:
+            self._fused_layers, self._separate_works = layers, separate_by_layer(layers)
+        return self._separate_works
+
+    def _times_of(self, works: Sequence[OperatorWork]) -> list[tuple[float, float, float]]:
+        """Per operator of one layer: seconds, and the low and high factor of its interval."""
         parts = []
         has_main = False
-        for work in layer.work:
+        for work in works:
             is_unfused = self.profile.fit is not None or not (has_main and work.operator == "elementwise")
             roofline = roofline_s if is_unfused else arithmetic_s
             parts.append(
@@ -139,8 +160,8 @@ def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: s
     run_s = profile.fit.run_s if profile.fit else 0.0
     predictions = {}
     for layer in graph.layers:
-        interval = predictor.predict_sum((layer,))
-        seconds = predictor.layer_s(layer) + predictor.weight_fetch_s((layer,), graph.layers)
+        interval = predictor.predict_sum((layer,), graph.layers)
+        seconds = predictor.layer_s(layer, graph.layers) + predictor.weight_fetch_s((layer,), graph.layers)
         low_s, high_s = (
             seconds * bound_s / interval.seconds if interval.seconds else 0.0
             for bound_s in (interval.low_s, interval.high_s)
@@ -153,16 +174,58 @@ def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: s
     return predictions
 
 
+def as_agents_run(profile: DeviceProfile, graph: LayerGraph, model_format: str = "onnx") -> DeviceProfile:
+    """The profile with the fit of the engine and the options that agents will choose for this model by measurement;
+    unchanged where it has none but the first.
+
+    Agents measure the candidates on the whole model, fewest threads first, and change for a gain above a margin.
+    """
+    is_tflite = model_format == "tflite"
+    fits = [fit for fit in profile.tuned if fit.runtime.startswith(TFLITE_RUNTIMES) == is_tflite]
+    candidates = [msgspec.structs.replace(profile, fit=fit) for fit in fits]
+    # Figures of onnxruntime say little about LiteRT: they predict only where nothing else does.
+    best, best_s = profile, math.inf
+    for candidate in candidates if is_tflite else [profile, *candidates]:
+        fit = candidate.fit
+        whole_s = Predictor(candidate, model_format).predict_sum(graph.layers).seconds + (fit.run_s if fit else 0.0)
+        margin = SPINNING_MARGIN if candidate.priced_setup.spinning else TUNING_MARGIN
+        if whole_s < best_s * (1.0 - margin):
+            best, best_s = candidate, whole_s
+    return best
+
+
+def as_servers_run(profile: DeviceProfile, model_format: str = "onnx") -> DeviceProfile:
+    """The profile with the fit of what an offload server runs: slices as they were cut, on one thread."""
+    if model_format != "tflite":
+        return profile
+    fits = (fit for fit in profile.tuned if fit.runtime.startswith(TFLITE_RUNTIMES))
+    fit = next(fits, profile.fit)
+    return msgspec.structs.replace(profile, fit=fit)
+
+
 def predicted_basis(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> str:
-    """Text for `Costs.basis` of predicted seconds: the profile's name and the whole model's interval."""
+    """Text for `Costs.basis` of predicted seconds: the profile's name, its engine options and the whole model's
+    interval."""
     predictor = Predictor(profile, model_format)
     whole = predictor.predict_sum(graph.layers)
+    named = f"predicted: device profile {profile.name}, {setup_text(profile)}"
     if not whole.seconds:
-        return f"predicted: device profile {profile.name}"
+        return named
     low, high = whole.low_s / whole.seconds, whole.high_s / whole.seconds
     interval_text = f"actual times are {low:.2f} to {high:.2f} times that, {predictor.whole_interval.coverage:.0%} sure"
     caveat = "; its figures are not LiteRT's" if predictor.whole_interval is OTHER_RUNTIME else ""
-    return f"predicted: device profile {profile.name} ({interval_text}{caveat})"
+    return f"{named} ({interval_text}{caveat})"
+
+
+def setup_text(profile: DeviceProfile) -> str:
+    """The engine options that a profile's predictions are for, in words for operators."""
+    setup = profile.priced_setup
+    threads = f"{setup.threads} thread{'s' * (setup.threads != 1)}"
+    if profile.fit is not None and profile.fit.runtime.startswith(TFLITE_RUNTIMES):
+        return threads  # what is fused there is fused in the file
+    if setup.optimise == "fast":
+        return f"{threads}{', spinning' * setup.spinning}, fused"
+    return f"{threads}, unfused{'' if profile.tuned else ': agents choose faster options where there are any'}"
 
 
 def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[str, float]:

@@ -126,9 +126,12 @@ class FamilyPredictor:
 
 
 def predictors_by_family(fits: Sequence[OperatorFit], names: Mapping[str, Sequence[str]]) -> dict[str, FamilyPredictor]:
-    """Predictors of all fits of a profile, by family. `names` is each family's columns; a family that is missing there
-    has only columns named `elements`."""
-    return {fit.family: FamilyPredictor(fit, names.get(fit.family, ("elements",) * len(fit.centre))) for fit in fits}
+    """Predictors of all fits of a profile, by family. `names` is each family's columns, whatever the datatype after a
+    slash; a family that is missing there has only columns named `elements`."""
+    return {
+        fit.family: FamilyPredictor(fit, names.get(fit.family.partition("/")[0], ("elements",) * len(fit.centre)))
+        for fit in fits
+    }
 
 
 def residual_interval(residuals: Sequence[float]) -> tuple[float, float]:

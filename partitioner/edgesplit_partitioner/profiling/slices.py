@@ -21,6 +21,7 @@ import numpy.typing as npt
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.release.manifest import Slice
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner.costs.model import Costs, without_tier
 from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
@@ -42,22 +43,31 @@ class SliceJob(msgspec.Struct, frozen=True):
     slices: tuple[Slice, ...]
     runs: int
     warmup: int
-    threads: int
+    setups: tuple[EngineOptions, ...]
+    """Engine options of each slice."""
     seconds: float
     """Time limit: stop after this, but not before three runs, with what was measured by then."""
 
 
 def measure_slices(
-    slices: Sequence[CutSlice], *, runs: int = 20, warmup: int = 3, threads: int = 1, seconds: float = 20.0
+    slices: Sequence[CutSlice],
+    *,
+    runs: int = 20,
+    warmup: int = 3,
+    setups: Sequence[EngineOptions] = (),
+    seconds: float = 20.0,
 ) -> dict[str, LayerTime]:
-    """Median and 95th percentile of each slice's seconds, by the slice's name. UsageError for numbers of runs or
-    threads below 1; ModelRefused where a slice cannot run.
+    """Median and 95th percentile of each slice's seconds, by the slice's name. UsageError for numbers of runs below 1;
+    ModelRefused where a slice cannot run. `setups`: engine options of each slice; without them slices run as they were
+    cut, on one thread.
 
     Inputs of the model are random values; tensors between slices are outputs of the slices before.
     """
-    if runs < 1 or warmup < 0 or threads < 1:
-        raise UsageError("measuring needs at least one run and one thread")
-    model_slices = [cut for cut in slices if cut.slice.format != "input"]
+    if runs < 1 or warmup < 0:
+        raise UsageError("measuring needs at least one run")
+    options = setups or [EngineOptions()] * len(slices)
+    chosen = [(cut, setup) for cut, setup in zip(slices, options, strict=True) if cut.slice.format != "input"]
+    model_slices = [cut for cut, _ in chosen]
     if not model_slices:
         return {}
     with TemporaryDirectory(prefix="edgesplit-slices-") as name:
@@ -65,7 +75,9 @@ def measure_slices(
         for position, cut in enumerate(model_slices):
             (folder / str(position)).mkdir()
             cut.write(folder / str(position))
-        job = SliceJob(tuple(cut.slice for cut in model_slices), runs, warmup, threads, seconds)
+        job = SliceJob(
+            tuple(cut.slice for cut in model_slices), runs, warmup, tuple(setup for _, setup in chosen), seconds
+        )
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
         limits = measurement_limits(folder_bytes(folder), folder, TIMEOUT_S)
         raw = run_child(CHILD, folder, limits=limits, limit_s=TIMEOUT_S, result=folder / "seconds.json")
@@ -92,6 +104,8 @@ class WholeSliceTimes(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceTime, ...] = ()
     factor: float | None = None
     """Seconds of the slices over the sum of their layers; None where it cannot be determined."""
+    is_busy: bool = False
+    """Whether other work on the machine may have lengthened them."""
 
 
 def measure_whole_slices(
@@ -176,8 +190,10 @@ def main(folder: Path) -> None:
     from edgesplit.runtime.dispatch import DispatchingRuntime  # engines load in the child only
 
     job = msgspec.json.decode((folder / "job.json").read_bytes(), type=SliceJob)
-    engine = DispatchingRuntime(job.threads)
-    programs = [engine.load(entry, folder / str(position)) for position, entry in enumerate(job.slices)]
+    programs = [
+        DispatchingRuntime(setup=setup).load(entry, folder / str(position))
+        for position, (entry, setup) in enumerate(zip(job.slices, job.setups, strict=True))
+    ]
     written_names = {tensor.name for entry in job.slices for tensor in entry.outputs}
     specs = [tensor for entry in job.slices for tensor in entry.inputs if tensor.name not in written_names]
     inputs = noise(specs, seed=0)

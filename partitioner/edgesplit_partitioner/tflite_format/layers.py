@@ -86,6 +86,7 @@ def _sizes(graph: TfliteGraph, types: Mapping[str, TensorType]) -> TensorLookup:
         shape=lambda name: types[name].concrete_shape if name else (),
         item_bytes=lambda name: types[name].item_bytes if name else 0,
         is_weight=lambda name: name in graph.constants,
+        datatype=lambda name: types[name].datatype if name else "",
     )
 
 

@@ -75,6 +75,8 @@ class TensorLookup:
     shape: Callable[[str], tuple[int, ...]]
     item_bytes: Callable[[str], int]
     is_weight: Callable[[str], bool]
+    datatype: Callable[[str], str] = lambda name: ""
+    """Datatype in the Open Inference Protocol's notation."""
 
     def elements(self, name: str) -> int:
         """Number of elements of a tensor; open lengths count as 0."""
@@ -115,7 +117,32 @@ def _product(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork | None
         kind, flops = "gemm", 2.0 * steps * weights_held
     else:
         return None
-    return OperatorWork(kind, flops, moved)
+    family, features = _family(operator.name, first, second, operator.outputs[0], sizes)
+    return OperatorWork(kind, flops, moved, family, features)
+
+
+def _family(name: str, source: str, weight: str, written: str, sizes: TensorLookup) -> tuple[str, tuple[float, ...]]:
+    """Operator family in a fit of LiteRT and its sizes: as `onnx_format.operator_features`, with the datatype of the
+    weights after a slash, because kernels differ by it; an empty family where there is none."""
+    weights, before, after = sizes.shape(weight), sizes.shape(source), sizes.shape(written)
+    datatype = sizes.datatype(weight).lower()
+    if not datatype or not sizes.is_weight(weight):
+        return "", ()
+    if name == "FULLY_CONNECTED" and len(weights) == 2:
+        rows = prod(max(length, 1) for length in before) // max(weights[1], 1)
+        family, features = ("gemv", weights[::-1]) if rows == 1 else ("gemm", (rows, *weights[::-1]))
+        return f"{family}/{datatype}", features
+    if name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or {len(weights), len(before), len(after)} != {4}:
+        return "", ()
+    taps, pixels = weights[1] * weights[2], after[0] * after[1] * after[2]
+    stride = max(round(before[1] * before[2] / max(after[1] * after[2], 1)), 1)
+    if name == "DEPTHWISE_CONV_2D":
+        return f"depthwise/{datatype}", (weights[3], taps, pixels, after[2], stride)
+    if taps == 1 and pixels == 1:
+        return f"conv1-pixel/{datatype}", (weights[0], weights[3])
+    if taps == 1 and stride == 1:
+        return f"conv1/{datatype}", (weights[0], weights[3], pixels)
+    return f"convk/{datatype}", (weights[0], weights[3], taps, pixels, after[2], stride)
 
 
 def _elementwise(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 
 from edgesplit.device_profile import NAME, PROFILE_PACKAGE, list_profiles, load_profile, parse_profile
 from edgesplit.errors import UsageError
+from edgesplit.runtime.options import EngineOptions
 
 PROMISED = ["generic-x86", "jetson-nano", "raspberrypi3b+", "raspberrypi4"]
 PROMISED += ["raspberrypi5", "jetson-orin-nano", "coral-usb-rpi4"]
@@ -153,6 +155,28 @@ LINE = {
     "low": 0.9,
     "high": 1.1,
 }
+
+
+def test_profiles_of_earlier_versions_stay_readable() -> None:
+    """They name no engine options: slices ran as they were cut, on the profile's threads."""
+    profile = parse_profile(text_with(threads=2, fit={**FIT, "operators": [LINE]}), "mine")
+
+    assert profile.priced_setup == EngineOptions(threads=2) and profile.tuned == ()
+    assert parse_profile(text_with(threads=3), "mine").priced_setup.optimise in ("exact", "fast")
+
+
+def test_a_profile_names_the_options_that_it_was_measured_with() -> None:
+    """Of the rates, of the fit, and of every tuned fit, which is checked like the first."""
+    fast = {"threads": 2, "optimise": "fast", "merge": True}
+    fits: list[dict[str, object]] = [deepcopy({**FIT, "operators": [LINE], "setup": setup}) for setup in ({}, fast)]
+    profile = parse_profile(text_with(setup=dict(fast), fit=fits[0], tuned=fits[1:]), "mine")
+
+    assert profile.priced_setup == EngineOptions()
+    assert profile.tuned[0].setup == EngineOptions(threads=2, optimise="fast", merge=True)
+    with pytest.raises(UsageError, match="the fit of 'Relu' is inconsistent"):
+        parse_profile(text_with(tuned=[{**FIT, "operators": [{**LINE, "bends": []}]}]), "mine")
+    with pytest.raises(UsageError, match="the fit has impossible numbers"):
+        parse_profile(text_with(tuned=[{**FIT, "correction": float("inf"), "operators": []}]), "mine")
 
 
 def test_calibrated_profile_has_its_fit() -> None:

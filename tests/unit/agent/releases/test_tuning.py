@@ -254,14 +254,15 @@ def test_merged_release_gives_equal_answers_and_per_slice_times(tmp_path: Path) 
 
 
 def test_release_is_tuned_once(tmp_path: Path) -> None:
-    """By real measurements, whatever they give on this machine: the answers stay right, and the next start reuses the
-    result."""
+    """By real measurements, whatever they give on this machine: the answers stay right, the next start reuses the
+    result, and the plan has its seconds."""
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
     whole = tiny.run_whole(shelf.model.raw, feeds)
-    tuner = Tuner(TuningResults(tmp_path / "tuning.json"), TuningLimits(2))
+    tuner = Tuner(TuningResults(tmp_path / "tuning.json"), TuningLimits(2), load=lambda: 0.0)
     host = SupervisedHost(shelf, shelf.plan, EngineOptions(), Bounds(2**29))
-    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+    planned = dict.fromkeys(shelf.plan.rows[0].device, 1.0)
+    release = LoadedRelease(shelf.digest, shelf.manifest, msgspec.structs.replace(shelf.plan, slice_s=planned), host)
     checks: list[None] = []
 
     def check() -> None:
@@ -278,6 +279,10 @@ def test_release_is_tuned_once(tmp_path: Path) -> None:
     assert len(checks) == tried
     assert tuner.setup_of(shelf.digest, EngineOptions()) == host.setup
     assert tuner.setup_of("f" * 64, EngineOptions(threads=3)) == EngineOptions(threads=3)
+
+    tuner.price(release)
+    assert release.plan.basis == "measured" and release.plan.slice_s.keys() == planned.keys()
+    assert all(0.0 < seconds < 1.0 for seconds in release.plan.slice_s.values())
     host.close()
 
 

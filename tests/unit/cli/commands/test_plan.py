@@ -353,7 +353,7 @@ def test_a_local_device_profile_was_unknown_to_the_controller(
 
     assert found["device_class"] == "mine" and found["tiers"] == ["device", "edge", "cloud"]
     assert "device profile mine" in found["basis"]["device"] and "device profile mine" in found["basis"]["edge"]
-    assert found["basis"]["cloud"] == "measured: on this machine"
+    assert found["basis"]["cloud"].startswith("measured: on this machine")
 
 
 @pytest.mark.parametrize(

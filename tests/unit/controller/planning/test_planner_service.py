@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError, kind_of
 from edgesplit.links import parse_link
@@ -31,6 +32,7 @@ from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.planning.planner_service import (
     PlanningService,
     PlanOptions,
+    SliceFactors,
     device_profile,
     link_of,
     slowest_link,
@@ -38,9 +40,12 @@ from edgesplit_controller.planning.planner_service import (
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.tables.core import Model
+from edgesplit_controller.storage.tables.core import Measurement, Model
 from edgesplit_partitioner import load_costs
-from support.counting_measure import CountingMeasure
+from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, SliceMeasurement
+from edgesplit_partitioner.profiling.machine_load import MachineLoad
+from edgesplit_partitioner.profiling.slices import WholeSliceTimes
+from support.counting_measure import BUSY, QUIET, CountingMeasure
 from support.registry_harness import RegistryHarness, a_model, npz
 
 PATIENCE_S = 30.0
@@ -402,6 +407,127 @@ def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path)
     assert told["slices"][0]["p95_s"] == 0.002 and told["notes"] == []
     (groups,) = measure.slices_asked
     assert {name for group in groups for name in group} == {layer.name for layer in costs.layers}
+
+
+class BusyMachine:
+    """A planning service on a machine whose load and speed a test sets."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        harness, self.measure = RegistryHarness(folder), CountingMeasure()
+        self.model: Model = harness.push(a_model())
+        self.now, self.is_quiet = 1_000.0, True
+        self.planning = PlanningService(harness.database, harness.registry, now=lambda: self.now, measure=self.measure)
+        monkeypatch.setattr(
+            "edgesplit_controller.planning.planner_service.is_quiet", lambda seconds, wait: self.is_quiet
+        )
+
+    def set(self, load: MachineLoad, layer_s: float) -> None:
+        self.measure.load, self.measure.layer_s = load, layer_s
+
+    def layer_s(self) -> float:
+        """Seconds of the first layer that plans use."""
+        return self.planning.costs(self.model, "raspberrypi4").layers[0].seconds["cloud"]
+
+    def remeasure(self, after_s: float = 3_600.0) -> None:
+        self.now += after_s
+        self.planning.remeasure_busy(lambda seconds: None)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusyMachine:
+    return BusyMachine(tmp_path, monkeypatch)
+
+
+def test_times_of_a_busy_machine_flipped_a_plan(machine: BusyMachine) -> None:
+    """89 ms under load for 8.9: the plan says so, and once the machine is quiet they are replaced by themselves."""
+    machine.set(BUSY, 0.010)
+    basis = machine.planning.describe(machine.model, "raspberrypi4", "lte", PlanOptions())["basis"]["cloud"]
+    assert "which was busy" in basis and "other work 63%" in basis and "measured again" in basis
+
+    machine.set(QUIET, 0.001)
+    machine.is_quiet = False
+    machine.remeasure()
+    assert machine.layer_s() == 0.010
+    machine.is_quiet = True
+    machine.remeasure()
+    assert machine.layer_s() == 0.001
+    assert "busy" not in machine.planning.costs(machine.model, "raspberrypi4").basis["cloud"]
+    assert not (machine.planning._slice_factors(machine.model)).busy
+    machine.set(QUIET, 0.002)
+    machine.remeasure()
+    assert machine.layer_s() == 0.001
+
+
+def test_a_busy_measurement_never_replaces_a_quiet_one(machine: BusyMachine) -> None:
+    """Not even on request; of two busy ones the faster stays, and a quiet one replaces both."""
+    machine.set(QUIET, 0.001)
+    assert machine.layer_s() == 0.001
+    machine.set(BUSY, 0.010)
+    told = machine.planning.profile(machine.model)
+    assert [layer["median_s"] for layer in told["layers"]] == [0.001] * 4
+    assert "busy" not in told["measurement"]
+
+
+def test_of_two_busy_measurements_the_faster_stays(machine: BusyMachine) -> None:
+    """Other work only adds time."""
+    for layer_s, kept_s in ((0.010, 0.010), (0.020, 0.010), (0.005, 0.005)):
+        machine.set(BUSY, layer_s)
+        told = machine.planning.profile(machine.model)
+        assert told["layers"][0]["median_s"] == kept_s
+        assert "the machine was busy" in told["measurement"]
+    machine.set(QUIET, 0.007)
+    machine.planning.profile(machine.model)
+    assert machine.layer_s() == 0.007
+
+
+def test_measuring_again_backs_off_on_a_machine_that_stays_busy(machine: BusyMachine) -> None:
+    """After a minute, then after four, then after sixteen."""
+    machine.set(BUSY, 0.010)
+    machine.layer_s()
+    counts = []
+    for after_s in (30.0, 40.0, 120.0, 180.0):
+        machine.remeasure(after_s)
+        counts.append(machine.measure.asked.count("layers"))
+    assert counts == [1, 2, 2, 3]
+
+
+def test_measurements_of_an_earlier_version_are_used_and_taken_again(machine: BusyMachine) -> None:
+    """They say nothing of the machine: they hold until there is a quiet one."""
+    machine.layer_s()
+    with machine.planning._database.write() as session:
+        row = session.scalars(select(Measurement).filter_by(kind="layers")).one()
+        row.content = {"layers": row.content["layers"]}
+    machine.set(BUSY, 0.010)
+    assert machine.layer_s() == 0.001
+    machine.remeasure()
+    assert machine.layer_s() == 0.001
+    machine.set(QUIET, 0.002)
+    machine.remeasure(90_000.0)
+    assert machine.layer_s() == 0.002
+
+
+def test_slices_timed_on_a_busy_machine_make_no_tier_slower() -> None:
+    """Twice the sum of their layers, for other work: they count as that sum until they are measured again."""
+    factors = SliceFactors().with_measurement("a", [["conv"]], WholeSliceTimes(factor=2.0, is_busy=True))
+    assert factors.factors == {"a": 1.0} and factors.busy == {"a": [["conv"]]}
+    quiet = factors.with_measurement("a", [["conv"]], WholeSliceTimes(factor=1.2))
+    assert quiet.factors == {"a": 1.2} and not quiet.busy
+
+
+def test_what_devices_measured_at_work_replaces_the_prediction(tmp_path: Path) -> None:
+    """The next plan for their class has their seconds, and no other class's."""
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    names = tuple(layer.name for layer in planning.costs(model, "raspberrypi4").layers)
+    told = FieldMeasurements(link=parse_link("wifi"), device=(SliceMeasurement(names, 0.4),), devices=2)
+    planning.at_work = lambda asked, device_class: told if device_class == "raspberrypi4" else None
+
+    planned = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="device"))
+    assert planned.row.device_s == pytest.approx(0.4)
+    basis = planning.describe(model, "raspberrypi4", "lte", PlanOptions())["basis"]["device"]
+    assert basis == "measured: at work, on 2 of raspberrypi4"
+    assert planning.costs(model, "raspberrypi5").basis["device"].startswith("predicted")
 
 
 def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_path: Path) -> None:

@@ -163,6 +163,27 @@ def world(shelf: PreparedReleases) -> ReplanHarness:
     return ReplanHarness(shelf)
 
 
+def test_a_class_that_has_worked_for_a_minute_is_planned_by_its_own_seconds(world: ReplanHarness) -> None:
+    """For the next plan of the model, without anyone's accepting it; not after a few seconds, nor by emulated times."""
+    at_work = world.replanner.inspector.times_at_work
+    assert at_work(world.model, CLASS) is None
+    world.send_telemetry(3.0, seconds=20)
+    assert at_work(world.model, CLASS) is None
+    world.send_telemetry(3.0, seconds=60)
+    found = at_work(world.model, CLASS)
+    planned_s = sum(world.maker.releasing.manifest(world.first).plans[CLASS].slice_s.values())
+
+    assert found is not None and found.devices == 3 and not found.remote
+    assert sum(group.seconds for group in found.device) == pytest.approx(3.0 * planned_s)
+    assert at_work(world.model, "raspberrypi3b+") is None
+
+
+def test_emulated_devices_times_are_no_measurement_of_their_class(world: ReplanHarness) -> None:
+    """However long they work."""
+    world.send_telemetry(3.0, seconds=120, emulated=True)
+    assert world.replanner.inspector.times_at_work(world.model, CLASS) is None
+
+
 def test_slow_devices_yield_a_proposal_that_waits_for_acceptance(world: ReplanHarness) -> None:
     """It has its prediction, the kind of devices and the reason; the next run keeps the same proposal."""
     world.send_telemetry(40.0)

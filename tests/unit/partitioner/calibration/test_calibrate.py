@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from edgesplit.device_profile import DeviceProfile, load_profile, parse_profile
 from edgesplit.errors import UsageError
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_cli.main import cli
 from edgesplit_partitioner.calibration import calibrate, operator_grid
 from edgesplit_partitioner.calibration.calibrate import (
@@ -22,11 +23,13 @@ from edgesplit_partitioner.calibration.calibrate import (
     profile_text,
 )
 from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
+from edgesplit_partitioner.calibration.design import Engine, design_of
 from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.costs.predict import Predictor, predict_intervals
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 from edgesplit_partitioner.sandbox.child_process import run_child
 from edgesplit_partitioner.sandbox.limits import measurement_limits
+from support.tflite_models import prepared
 
 GRID = operator_grid.grid()
 SLOWER = 1.2
@@ -183,7 +186,65 @@ def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.cpu_count", lambda: 4)
 
     with pytest.raises(UsageError, match="5 threads on 4 cores"):
-        calibrate.measure_points(1.0, threads=5)
+        calibrate.measure_points(1.0, EngineOptions(threads=5))
+
+
+def test_a_calibration_measures_what_agents_choose_among() -> None:
+    """Slices as they were cut; fused on one thread and on all; spinning; and LiteRT, which fuses in the file."""
+    assert [str(setup) for _, setup in calibrate.measured_jobs(1, 4)] == [
+        "1 thread, exact", "1 thread, fast, merged", "4 threads, fast, merged", "4 threads, spinning, fast, merged",
+        "1 thread, exact", "4 threads, exact",
+    ]  # fmt: skip
+    assert [engine for engine, _ in calibrate.measured_jobs(1, 1)] == ["onnxruntime", "onnxruntime", "litert"]
+
+
+def test_a_profile_with_tuned_fits_is_read_as_it_was_written(times: CalibrationTimes) -> None:
+    """As YAML and as JSON; each fit names its options."""
+    setups = [EngineOptions(), EngineOptions(threads=2, optimise="fast", merge=True)]
+    fits = [
+        fit_points(times, machine="made up", runtime="onnxruntime", today="2026-11-21", setup=setup) for setup in setups
+    ]
+    made = calibrate.to_profile("mine", fits[0], times, load_profile("generic-x86"), 1, tuple(fits[1:]))
+
+    for as_json in (False, True):
+        assert parse_profile(profile_text(made, as_json), "mine") == made
+    assert made.setup == setups[0] and made.tuned[0].setup == setups[1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "setup"),
+    [
+        ("onnxruntime", EngineOptions(threads=1, optimise="fast", merge=True)),
+        ("onnxruntime", EngineOptions(threads=1, optimise="fast", merge=True, spinning=True)),
+        ("litert", EngineOptions(threads=1)),
+    ],
+)
+def test_every_engine_and_option_is_measured(engine: Engine, setup: EngineOptions) -> None:
+    """Networks and operators, by real runs; with spinning threads networks alone."""
+    job = CalibrationJob(seconds=0.01, visits=1, batch=20, most_points=40, setup=setup, engine=engine)
+    lines: list[bytes] = []
+    limits = measurement_limits(0, None, 300.0)
+    run_child(calibrate.CHILD, limits=limits, limit_s=300.0, job=msgspec.json.encode(job), on_line=lines.append)
+    measured = [msgspec.json.decode(line, type=BatchTimes) for line in lines]
+    design = design_of(engine)
+
+    assert {index for batch in measured if batch.whole for index in batch.seconds} == set(range(design.network_count))
+    assert any(not batch.whole for batch in measured) is not setup.spinning
+    assert all(seconds > 0 for batch in measured for seconds in batch.seconds.values())
+
+
+def test_litert_operators_have_families_by_datatype() -> None:
+    """Floats, int8 and uint8 run on different kernels; the same families are found in models."""
+    design = design_of("litert")
+    families = {design.point_work(index).family for index in range(design.point_count)} - {""}
+    kinds = {family.partition("/")[2] for family in families}
+
+    assert {family.partition("/")[0] for family in families} >= {"conv1", "convk", "depthwise", "gemm", "gemv"}
+    assert kinds == {"fp32", "int8", "uint8"}
+    found = {
+        work.family for name in ("chain", "quantised") for layer in prepared(name).graph.layers for work in layer.work
+    }
+    assert {"convk/fp32", "conv1/int8", "gemv/fp32"} <= found
 
 
 def test_a_slow_machine_was_fitted_by_its_widest_networks_alone() -> None:

@@ -1,0 +1,154 @@
+"""The microbenchmarks of the calibration for each engine: models to time, and the work that their times are fitted to.
+
+Points are single operators, several copies in a model; networks are small whole models.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, Protocol
+
+import onnx
+
+from edgesplit_partitioner.calibration import operator_grid
+from edgesplit_partitioner.calibration.networks import calibration_networks
+from edgesplit_partitioner.costs.fused_operators import separate_operators
+from edgesplit_partitioner.ir.graph import OperatorWork
+from edgesplit_partitioner.onnx_format import nodes
+
+Engine = Literal["onnxruntime", "litert"]
+
+EMPTY_POINT = operator_grid.Point("Relu", ((1, 16),))
+"""Built with no copies of the operator: the cost of a run that computes nothing."""
+
+
+class Design(Protocol):
+    """Microbenchmarks of one engine; points and networks are known by their index."""
+
+    @property
+    def point_count(self) -> int:
+        """Number of points."""
+        ...
+
+    @property
+    def network_count(self) -> int:
+        """Number of networks."""
+        ...
+
+    def point_model(self, index: int) -> tuple[bytes, int]:
+        """The point as a model file, and the number of copies of its operator in it."""
+        ...
+
+    def network_model(self, index: int) -> bytes:
+        """The network as a model file."""
+        ...
+
+    def small_models(self) -> tuple[bytes, bytes, bytes]:
+        """A model that computes nothing, and two whose times differ by the cost of inputs and outputs (many, few)."""
+        ...
+
+    def is_fusible(self, index: int) -> bool:
+        """Whether an optimiser leaves the copies of the point's operator as they are."""
+        ...
+
+    def point_work(self, index: int) -> OperatorWork:
+        """The work of the point's operator."""
+        ...
+
+    def network_works(self, index: int, *, fused: bool) -> list[OperatorWork]:
+        """The work of the network's operators; with `fused` of those that still run by themselves."""
+        ...
+
+    def weight_bytes(self, index: int) -> float:
+        """Bytes of the network's weights."""
+        ...
+
+
+class OnnxDesign:
+    """Microbenchmarks of onnxruntime."""
+
+    def __init__(self) -> None:
+        self._points = operator_grid.grid()
+        self.point_count, self.network_count = len(self._points), len(calibration_networks())
+
+    def point_model(self, index: int) -> tuple[bytes, int]:
+        """The point as a model file, and its copies."""
+        copies = operator_grid.copies_of(self._points[index])
+        return operator_grid.build(self._points[index], copies), copies
+
+    def network_model(self, index: int) -> bytes:
+        """The network as a model file."""
+        return calibration_networks()[index]
+
+    def small_models(self) -> tuple[bytes, bytes, bytes]:
+        """An empty model, and two with many and with few tensors."""
+        return operator_grid.build(EMPTY_POINT, 0), operator_grid.port_model(True), operator_grid.port_model(False)
+
+    def is_fusible(self, index: int) -> bool:
+        """Only copies that have weights of their own differ, and stay."""
+        return bool(self._points[index].weights)
+
+    def point_work(self, index: int) -> OperatorWork:
+        """The work of the point's operator."""
+        return operator_grid.point_work(self._points[index])
+
+    def network_works(self, index: int, *, fused: bool) -> list[OperatorWork]:
+        """The work of the network's operators."""
+        works = operator_grid.model_work(onnx.load_model_from_string(calibration_networks()[index]))
+        return list(separate_operators(works)) if fused else works
+
+    def weight_bytes(self, index: int) -> float:
+        """Bytes of the network's initializers."""
+        model = onnx.load_model_from_string(calibration_networks()[index])
+        return float(sum(nodes.tensor_bytes(weight) for weight in model.graph.initializer))
+
+
+class LiteRtDesign:
+    """Microbenchmarks of LiteRT, whose files are fused already."""
+
+    def __init__(self) -> None:
+        from edgesplit_partitioner.calibration import litert_grid  # LiteRT is an extra
+
+        self._grid = litert_grid
+        self.point_count, self.network_count = len(litert_grid.points()), len(litert_grid.networks())
+
+    def point_model(self, index: int) -> tuple[bytes, int]:
+        """The point as a model file, and its copies."""
+        point, datatype = self._grid.points()[index]
+        copies = operator_grid.copies_of(point)
+        built = self._grid.build_point(point, datatype, copies)
+        assert built is not None
+        return built[0].file(built[1]), copies
+
+    def network_model(self, index: int) -> bytes:
+        """The network as a model file."""
+        network, output = self._grid.networks()[index]
+        return network.file([output])
+
+    def small_models(self) -> tuple[bytes, bytes, bytes]:
+        """An empty model, and two with many and with few tensors."""
+        return self._grid.empty_model(), self._grid.port_model(True), self._grid.port_model(False)
+
+    def is_fusible(self, index: int) -> bool:
+        """LiteRT has no options to optimise by."""
+        return True
+
+    def point_work(self, index: int) -> OperatorWork:
+        """The work of the point's operator."""
+        built = self._grid.build_point(*self._grid.points()[index], 1)
+        assert built is not None
+        return built[0].works()[0]
+
+    def network_works(self, index: int, *, fused: bool) -> list[OperatorWork]:
+        """The work of the network's operators."""
+        return self._grid.networks()[index][0].works()
+
+    def weight_bytes(self, index: int) -> float:
+        """Bytes of the network's weights."""
+        return self._grid.networks()[index][0].weight_bytes
+
+
+@cache
+def design_of(engine: Engine) -> Design:
+    """The microbenchmarks of an engine; ImportError where LiteRT is not installed."""
+    return OnnxDesign() if engine == "onnxruntime" else LiteRtDesign()
