@@ -244,7 +244,7 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     `show_all`."""
     layers = measured["layers"]
     slowest = layers if show_all else sorted(layers, key=lambda layer: layer["median_s"], reverse=True)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
         for layer in slowest
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.commands.deploy import superseded_lines, wait_for_rollout
+from edgesplit_cli.commands.deploy import device_lines, wait_for_rollout
 from edgesplit_cli.options.rollout import STAGING_NAMES, rollout_body, staging_options, wait_option
 from edgesplit_cli.output import console, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
@@ -67,5 +67,5 @@ def _print_undeployment(undeployed: dict[str, Any]) -> None:
     console().print(f"{undeployed['model']} is removed from {', '.join(names)}")
     if away := [device["device"] for device in undeployed["devices"] if device["state"] != "online"]:
         console().print(f"  not online now, and told when they are back: {', '.join(away)}")
-    for line in superseded_lines(undeployed):
+    for line in device_lines(undeployed):
         console().print(line)

@@ -125,9 +125,11 @@ def up(context: click.Context, /, **options: Any) -> None:
 def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
-    same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
-    same += ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
-    same += ("api_url", "offload_url", "telemetry_s", "broker_memory_bytes", "blobs", "blob_cache_bytes", "force")
+    same = (
+        "metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join",
+        "keep_releases", "keep_versions", "keep_history_s", "keep_unused_s", "api_url", "offload_url", "telemetry_s",
+        "broker_memory_bytes", "blobs", "blob_cache_bytes", "force",
+    )  # fmt: skip
     chosen |= {name: options[name] for name in same}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
@@ -161,6 +163,7 @@ def _dashboard_line(data: Path, url: str) -> str:
     if not sys.stdout.isatty():
         return f"{url}/ (`edgectl dashboard` prints an address that signs in once)"
     try:
-        return f"{login_address(ControllerClient.connect(data))[0]} (signs in once, within two minutes; `edgectl dashboard` makes another)"
+        address = login_address(ControllerClient.connect(data))[0]
+        return f"{address} (signs in once, within two minutes; `edgectl dashboard` makes another)"
     except EdgeError as error:
         return f"{url}/ (no one-time address: {error})"

@@ -291,7 +291,8 @@ def _check_manifest(manifest: Manifest) -> None:
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.private_tensors):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends tensors that must stay on the device")
-            for link in (row, *row.hops):
+            links: tuple[Row | Hop, ...] = (row, *row.hops)
+            for link in links:
                 if max(len(link.sends), len(link.receives)) > LIMITS.inference_tensors:
                     raise MalformedMessage(
                         f"manifest: row {row.name!r} sends {len(link.sends)} tensors and receives {len(link.receives)},"

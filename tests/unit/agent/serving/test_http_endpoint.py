@@ -105,6 +105,8 @@ def test_nothing_named_the_user_who_attacked_the_endpoint(server: Server) -> Non
     (condition,) = reported_conditions([server.recent_refusals(), {}])
     assert condition.kind == ENDPOINT_FLOODED
     assert condition.text == f"user {os.getuid()} was refused {FLOOD_REFUSALS} times in two minutes: malformed"
+
+
 def test_a_model_with_its_version_was_not_found(server: Server) -> None:
     """NAME@VERSION, the protocol's own path, metadata and readiness; another version is refused, with the reason."""
     with Client(server.url) as client:
