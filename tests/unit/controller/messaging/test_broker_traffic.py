@@ -58,11 +58,15 @@ class MeteredBroker:
         if seen:
             self.meter.on_message(device, seen)
 
-    def sample(self, after_s: float = 0.5, *, processes: int = 1, interrupted: bool = False) -> dict[str, int]:
+    def sample(
+        self, after_s: float = 0.5, *, busy_s: float = 0.0, processes: int = 1, interrupted: bool = False
+    ) -> dict[str, int]:
         """Unexplained bytes of the devices that flood."""
         self.now += after_s
         connections = list(self.connections.values())
-        floods = self.meter.sample(connections, self.now, processes=processes, interrupted=interrupted)
+        floods = self.meter.sample(
+            connections, self.now, busy_s=busy_s, processes=processes, interrupted=interrupted
+        )  # fmt: skip
         assert all(flood.connections == (self.connections[flood.device],) for flood in floods)
         return {flood.device: flood.unseen_bytes for flood in floods}
 
@@ -90,6 +94,25 @@ def test_a_flood_in_small_steps_is_found() -> None:
         if floods := broker.sample():
             break
     assert set(floods) == {"bad"} and broker.now < 12
+
+
+def test_few_bytes_that_keep_the_broker_busy_are_a_flood() -> None:
+    """150 kB a second in pings take all of its thread: found within a second, and before they are many bytes."""
+    broker = MeteredBroker("bad", "good")
+    for _ in range(9):
+        broker.send("bad", 15_000, acked=180_000)
+        broker.send("good", 24)
+        if floods := broker.sample(0.1, busy_s=0.1):
+            break
+    assert set(floods) == {"bad"} and floods["bad"] < MAX_UNSEEN_BYTES
+
+
+def test_a_broker_that_others_keep_busy_is_not_the_devices_fault() -> None:
+    """With a broker that delivers chunks all day, pings and a lost link now and then cost a device nothing."""
+    broker = MeteredBroker("cam")
+    for step in range(HOUR_S):
+        broker.send("cam", 45_000 if step % 300 == 0 else 30)
+        assert broker.sample(1.0, busy_s=0.1 if step % 300 == 0 else 1.0) == {}
 
 
 def test_a_day_of_pings_and_acknowledgements_is_no_flood() -> None:
@@ -233,7 +256,7 @@ def test_a_kernel_that_does_not_count_is_asked_again_later(caplog: pytest.LogCap
         raise PermissionError(1, "Operation not permitted")
 
     inspect = TrafficInspection(
-        TrafficMeter(), 1, lambda *_: None, end_connection=lambda inode: True, processes=lambda: 1,
+        TrafficMeter(), 1, lambda *_: None, busy_s=lambda: 0.0, end_connection=lambda inode: True, processes=lambda: 1,
         connected=lambda: True, count=forbidden,
     )  # fmt: skip
     assert [inspect(), inspect()] == [UNAVAILABLE_S, UNAVAILABLE_S]
@@ -255,7 +278,8 @@ def test_floods_are_cut_and_reported_and_counting_takes_its_share_of_time_at_mos
 
     inspect = TrafficInspection(
         meter, 1, lambda device, unseen_bytes: done.append(device), end_connection=end_connection,
-        processes=lambda: 1, connected=lambda: True, clock=itertools.count(0, 10).__next__,
+        busy_s=itertools.count(0.0).__next__, processes=lambda: 1, connected=lambda: True,
+        clock=itertools.count(0, 10).__next__,
         count=lambda port: [TcpConnection(1, (HERE, 7), 5_000_000, 0, inode=4711)],
     )  # fmt: skip
     assert inspect() == 10 / MAX_SHARE and done == []
