@@ -31,7 +31,7 @@ MAX_BUSY_S: Final = 0.5
 of pings in 0.1 s, and no other client meanwhile."""
 FORGIVEN_BUSY_SHARE: Final = 0.02
 """Seconds of it that are forgotten each second."""
-MAX_BUSY_S_PER_BYTE: Final = 10e-6
+MAX_BUSY_S_PER_BYTE: Final = 5e-6
 """What a byte may cost the broker at most: a ping has two, and costs a system call. The rest of its time is not this
 device's."""
 LATE_S: Final = 0.2
@@ -64,8 +64,8 @@ class TcpConnection(NamedTuple):
     cookie: int
     """The kernel's identifier of the socket."""
     peer: Peer
-    received_bytes: int
-    """From the device."""
+    read_bytes: int
+    """Received from the device, and read by the broker: what still waits in the kernel has cost nothing yet."""
     acked_bytes: int
     """Sent to the device and acknowledged by it."""
     inode: int
@@ -147,13 +147,13 @@ class TrafficMeter:
         elapsed_s, self._sampled_at = now - self._sampled_at, now
         # A connection that was logged after the kernel was asked is not among those counted: it is kept for the next.
         names = self._device_of | arrived
-        received = self._received(connections, names)
+        read = self._read(connections, names)
         self._device_of = {last.peer: names[last.peer] for last in self._counted.values()} | arrived
         known, self._unseen = self._unseen, {}
         regular_bytes = AGENT_BYTES_PER_S * elapsed_s if interrupted else 0.0
         new_bytes = {
-            device: received[device] - explained[device] * processes - regular_bytes
-            for device in {*received, *explained, *known}
+            device: read[device] - explained[device] * processes - regular_bytes
+            for device in {*read, *explained, *known}
         }
         busy_s_per_byte = min(MAX_BUSY_S_PER_BYTE, busy_s / max(1.0, sum(max(0.0, new) for new in new_bytes.values())))
         floods = list[Flood]()
@@ -161,28 +161,28 @@ class TrafficMeter:
             unseen = _added(known.get(device, Unseen()), new, busy_s_per_byte, elapsed_s, now)
             if unseen.over_since is not None and now - unseen.over_since >= LATE_S:
                 floods.append(Flood(device, int(unseen.sent_bytes), self._connections_of(device)))
-            elif device in received or unseen.sent_bytes > 0 or unseen.busy_s > 0:
+            elif device in read or unseen.sent_bytes > 0 or unseen.busy_s > 0:
                 self._unseen[device] = unseen
         return floods
 
     def _connections_of(self, device: str) -> tuple[TcpConnection, ...]:
         return tuple(last for last in self._counted.values() if self._device_of.get(last.peer) == device)
 
-    def _received(self, connections: Iterable[TcpConnection], names: dict[Peer, str]) -> Counter[str]:
+    def _read(self, connections: Iterable[TcpConnection], names: dict[Peer, str]) -> Counter[str]:
         """Bytes since the last sample, by device, of the connections with a name; those become the last sample."""
         counted: dict[int, TcpConnection] = {}
-        received: Counter[str] = Counter()
+        read: Counter[str] = Counter()
         for connection in connections:
             device = names.get(connection.peer)
             if device is None:  # before its CONNECT, or the controller's: what it sent counts once it has a name
                 continue
             last = self._counted.get(connection.cookie)
-            new = connection.received_bytes - (last.received_bytes if last else 0)
+            new = connection.read_bytes - (last.read_bytes if last else 0)
             taken = connection.acked_bytes - (last.acked_bytes if last else 0)
-            received[device] += new - taken // ACKED_PER_EXPLAINED
+            read[device] += new - taken // ACKED_PER_EXPLAINED
             counted[connection.cookie] = connection
         self._counted = counted
-        return received
+        return read
 
 
 def _added(before: Unseen, new_bytes: float, busy_s_per_byte: float, elapsed_s: float, now: float) -> Unseen:
@@ -312,10 +312,10 @@ def _parse_connection(raw: bytes, at: int, end: int) -> TcpConnection | None:
         length, kind = struct.unpack_from("=HH", raw, attribute)
         if kind == _TCP_INFO and length >= 4 + _BYTES_ACKED + 16:
             acked, received = struct.unpack_from("=QQ", raw, attribute + 4 + _BYTES_ACKED)
-            (cookie,), (inode,) = struct.unpack_from("=Q", raw, at + 44), struct.unpack_from("=I", raw, at + 68)
+            (cookie, _, waiting, _, _, inode) = struct.unpack_from("=QIIIII", raw, at + 44)
             address_bytes = 4 if raw[at] == socket.AF_INET else 16
             address = _without_mapping(raw[at + 24 : at + 24 + address_bytes])
             peer = address, int.from_bytes(raw[at + 6 : at + 8], "big")
-            return TcpConnection(cookie, peer, received, acked, inode)
+            return TcpConnection(cookie, peer, received - waiting, acked, inode)
         attribute += max(4, (length + 3) & ~3)
     return None
