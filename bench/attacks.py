@@ -5,7 +5,8 @@ A real offload server with mutual TLS and a revocation list, and a real controll
 bystander that asks on a kept connection (an inference; a message to the controller and its answer), and an attacker in
 a process of its own. Each attack runs by turns with its control: a process that uses as much processor time as the
 attacker did, and sends nothing. Every request of the bystander must be answered. An attack on the broker includes what
-follows: the attacker is found, cut off and refused, and tries again until the round ends.
+follows: the attacker is found, cut off and refused, and tries again every second. A refused one that tries without a
+pause is an attack of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import FetchMetadata, encode, topic
 from edgesplit.trust.identity import Credentials
 from support.attacked_server import DECLARED, AttackedServer
-from support.broker_floods import FLOODS
+from support.broker_floods import FLOODS, Flood
 from support.edgesplit_processes import Cloud
 from support.hostile_device import HostileDevice, connect_packet, publish_packet, subscribe_packet
 from support.offload_processes import outputs, signed_release
@@ -225,6 +226,14 @@ def attack_server(place: Path, seconds: float) -> dict[str, Any]:
         )
 
 
+def until_refused(flood: Flood, device: HostileDevice) -> Iterator[None]:
+    """A flood, again and again while the broker accepts the device; else an attempt each second."""
+    for accepted in flood(device):
+        yield
+        if not accepted:
+            sleep(1.0)
+
+
 def attack_broker(place: Path, seconds: float) -> dict[str, Any]:
     """Measure the attacks on a controller's own broker, each round by a certificate that floods for the first time."""
     cloud = Cloud(place, "--no-offload")
@@ -233,10 +242,17 @@ def attack_broker(place: Path, seconds: float) -> dict[str, Any]:
     try:
         bystander = HostileDevice(cloud, "bystander")
 
-        def make(name: str) -> Attack:
-            return partial(FLOODS[name], HostileDevice(cloud, f"attacker-{next(numbers)}"))
+        def make(flood: Flood) -> Attack:
+            return partial(until_refused, flood, HostileDevice(cloud, f"attacker-{next(numbers)}"))
 
-        return measure({name: partial(make, name) for name in FLOODS}, partial(broker_bystander, bystander), seconds)
+        def make_revoked() -> Attack:
+            device = HostileDevice(cloud, f"attacker-{next(numbers)}")
+            cloud.edgectl("device", "revoke", device.name, "--yes")
+            return partial(FLOODS["pings"], device)
+
+        attacks = {name: partial(make, flood) for name, flood in FLOODS.items()}
+        attacks["connections of a revoked certificate"] = make_revoked
+        return measure(attacks, partial(broker_bystander, bystander), seconds)
     finally:
         cloud.stop()
 
@@ -245,7 +261,7 @@ def main() -> None:
     """Measure all attacks and write the record."""
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each attack on the offload server, each round")
-    parser.add_argument("--broker-seconds", type=float, default=20.0, help="of each attack on the broker, each round")
+    parser.add_argument("--broker-seconds", type=float, default=30.0, help="of each attack on the broker, each round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="es-attacks-") as folder:
         server = attack_server(Path(folder) / "server", options.seconds)

@@ -384,7 +384,8 @@ def _start_traffic_inspection(process: _Process, session: Session, broker: Broke
     meter = process.assembly.meter
     if broker is not None and meter is not None:
         inspection = TrafficInspection(
-            meter, broker.port, process.assembly.delivery.on_unseen_flood, end_connection=broker.end_connection,
+            meter, broker.port, process.assembly.delivery.on_unseen_flood, busy_s=broker.processor_s,
+            end_connection=broker.end_connection,
             processes=process.foundations.sharding.count, connected=lambda: session.connected,
         )  # fmt: skip
         process.start(PeriodicThread("broker traffic", inspection, EVERY_S, stopping=process.stopping))

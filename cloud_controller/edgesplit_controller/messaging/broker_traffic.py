@@ -2,8 +2,9 @@
 
 The kernel counts the bytes of each TCP connection of the broker (`tcp_info`, tcp(7), read by sock_diag(7) without
 privileges), and the broker's log says whose connection it is. Bytes that no message at the controller explains are
-added up by device; a device with more than `MAX_UNSEEN_BYTES` of them floods. The sum also bounds what one device makes
-the broker remember: subscriptions, and answers that it does not read. Counting costs nothing per packet.
+added up by device, and with them the processor time that they cost the broker; a device with more than
+`MAX_UNSEEN_BYTES` or `MAX_BUSY_S` floods. The sums bound what one device makes the broker remember (subscriptions,
+answers that it does not read) and how long it keeps others waiting. Counting costs nothing per packet.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ log = logging.getLogger(__name__)
 Peer = tuple[bytes, int]
 """Address (packed; IPv4 also where the socket is IPv6) and port of a connection's other end."""
 MAX_UNSEEN_BYTES: Final = 512 * 2**10
-"""Bytes of one device, unexplained, that make a flood: twelve times what an agent sends to listen for 512 chunks. The
-broker answers 16 KiB of pings in 0.1 s, and nobody else meanwhile."""
-LATE_S: Final = 0.25
+"""Bytes of one device, unexplained, that make a flood: twelve times what an agent sends to listen for 512 chunks."""
+MAX_BUSY_S: Final = 0.5
+"""Seconds of the broker's processor, for unexplained bytes of one device, that make a flood. mosquitto answers 16 KiB
+of pings in 0.1 s, and no other client meanwhile."""
+FORGIVEN_BUSY_SHARE: Final = 0.02
+"""Seconds of it that are forgotten each second."""
+MAX_BUSY_S_PER_BYTE: Final = 5e-6
+"""What a byte may cost the broker at most: a ping has two, and costs a system call. The rest of its time is not this
+device's."""
+LATE_S: Final = 0.2
 """Time within which the controller may receive the messages that explain counted bytes."""
 FORGIVEN_BYTES_PER_S: Final = 512.0
 """Unexplained bytes that are forgotten each second: pings, acknowledgements, the overhead of TLS."""
@@ -56,12 +64,23 @@ class TcpConnection(NamedTuple):
     cookie: int
     """The kernel's identifier of the socket."""
     peer: Peer
-    received_bytes: int
-    """From the device."""
+    read_bytes: int
+    """Received from the device, and read by the broker: what still waits in the kernel has cost nothing yet."""
     acked_bytes: int
     """Sent to the device and acknowledged by it."""
     inode: int
     """Of the socket, by which its process is found."""
+
+
+class Unseen(NamedTuple):
+    """What a device sent that no message at the controller explains."""
+
+    sent_bytes: float = 0.0
+    """Negative where more was explained than counted."""
+    busy_s: float = 0.0
+    """Seconds of the broker's processor that they cost, by their share of all unexplained bytes."""
+    over_since: float | None = None
+    """Since when one of the two is too much."""
 
 
 class Flood(NamedTuple):
@@ -97,10 +116,7 @@ class TrafficMeter:
         self._device_of: dict[Peer, str] = {}
         self._counted: dict[int, TcpConnection] = {}
         """The last sample, by cookie."""
-        self._unseen: dict[str, float] = {}
-        """Unexplained bytes by device; negative where more was explained than counted."""
-        self._over_since: dict[str, float] = {}
-        """Since when a device has sent more than `MAX_UNSEEN_BYTES`."""
+        self._unseen: dict[str, Unseen] = {}
         self._sampled_at = 0.0
 
     def on_client(self, device: str, peer: Peer) -> None:
@@ -116,12 +132,14 @@ class TrafficMeter:
             self._explained[device] += size + MESSAGE_OVERHEAD_BYTES
 
     def sample(
-        self, connections: Iterable[TcpConnection], now: float, *, processes: int = 1, interrupted: bool = False
-    ) -> list[Flood]:
-        """Count the broker's connections; return the floods. A device's unexplained bytes begin anew with each.
+        self, connections: Iterable[TcpConnection], now: float, *, busy_s: float = 0.0, processes: int = 1,
+        interrupted: bool = False,
+    ) -> list[Flood]:  # fmt: skip
+        """Count the broker's connections; return the floods. What a device sent is counted anew after each.
 
-        This process receives one of `processes` parts of the devices' messages. While its session is `interrupted`, an
-        agent's regular traffic is explained without a message.
+        `busy_s` are the seconds of the broker's processor since the last sample. This process receives one of
+        `processes` parts of the devices' messages. While its session is `interrupted`, an agent's regular traffic is
+        explained without a message.
         """
         with self._lock:
             arrived, self._arrived = self._arrived, {}
@@ -129,44 +147,52 @@ class TrafficMeter:
         elapsed_s, self._sampled_at = now - self._sampled_at, now
         # A connection that was logged after the kernel was asked is not among those counted: it is kept for the next.
         names = self._device_of | arrived
-        received = self._received(connections, names)
+        read = self._read(connections, names)
         self._device_of = {last.peer: names[last.peer] for last in self._counted.values()} | arrived
+        known, self._unseen = self._unseen, {}
+        regular_bytes = AGENT_BYTES_PER_S * elapsed_s if interrupted else 0.0
+        new_bytes = {
+            device: read[device] - explained[device] * processes - regular_bytes
+            for device in {*read, *explained, *known}
+        }
+        busy_s_per_byte = min(MAX_BUSY_S_PER_BYTE, busy_s / max(1.0, sum(max(0.0, new) for new in new_bytes.values())))
         floods = list[Flood]()
-        unseen_before, self._unseen = self._unseen, {}
-        over_since, self._over_since = self._over_since, {}
-        for device in {*received, *explained, *unseen_before}:
-            before = unseen_before.get(device, 0.0)
-            seen = explained[device] * processes + (AGENT_BYTES_PER_S * elapsed_s if interrupted else 0.0)
-            forgiven = min(FORGIVEN_BYTES_PER_S * elapsed_s, max(0.0, before))
-            unseen = max(-MAX_CREDIT_BYTES, before - forgiven + received[device] - seen)
-            since = over_since.get(device, now)
-            if unseen > MAX_UNSEEN_BYTES and now - since >= LATE_S:
-                floods.append(Flood(device, int(unseen), self._connections_of(device)))
-                continue
-            if unseen > MAX_UNSEEN_BYTES:
-                self._over_since[device] = since
-            if unseen > 0 or device in received:
+        for device, new in new_bytes.items():
+            unseen = _added(known.get(device, Unseen()), new, busy_s_per_byte, elapsed_s, now)
+            if unseen.over_since is not None and now - unseen.over_since >= LATE_S:
+                floods.append(Flood(device, int(unseen.sent_bytes), self._connections_of(device)))
+            elif device in read or unseen.sent_bytes > 0 or unseen.busy_s > 0:
                 self._unseen[device] = unseen
         return floods
 
     def _connections_of(self, device: str) -> tuple[TcpConnection, ...]:
         return tuple(last for last in self._counted.values() if self._device_of.get(last.peer) == device)
 
-    def _received(self, connections: Iterable[TcpConnection], names: dict[Peer, str]) -> Counter[str]:
+    def _read(self, connections: Iterable[TcpConnection], names: dict[Peer, str]) -> Counter[str]:
         """Bytes since the last sample, by device, of the connections with a name; those become the last sample."""
         counted: dict[int, TcpConnection] = {}
-        received: Counter[str] = Counter()
+        read: Counter[str] = Counter()
         for connection in connections:
             device = names.get(connection.peer)
             if device is None:  # before its CONNECT, or the controller's: what it sent counts once it has a name
                 continue
             last = self._counted.get(connection.cookie)
-            new = connection.received_bytes - (last.received_bytes if last else 0)
+            new = connection.read_bytes - (last.read_bytes if last else 0)
             taken = connection.acked_bytes - (last.acked_bytes if last else 0)
-            received[device] += new - taken // ACKED_PER_EXPLAINED
+            read[device] += new - taken // ACKED_PER_EXPLAINED
             counted[connection.cookie] = connection
         self._counted = counted
-        return received
+        return read
+
+
+def _added(before: Unseen, new_bytes: float, busy_s_per_byte: float, elapsed_s: float, now: float) -> Unseen:
+    """The sums of a device after another sample."""
+    forgiven = min(FORGIVEN_BYTES_PER_S * elapsed_s, max(0.0, before.sent_bytes))
+    sent_bytes = max(-MAX_CREDIT_BYTES, before.sent_bytes - forgiven + new_bytes)
+    busy_s = max(0.0, before.busy_s - FORGIVEN_BUSY_SHARE * elapsed_s) + busy_s_per_byte * max(0.0, new_bytes)
+    is_over = sent_bytes > MAX_UNSEEN_BYTES or (sent_bytes > 0 and busy_s > MAX_BUSY_S)
+    since = now if before.over_since is None else before.over_since
+    return Unseen(sent_bytes, busy_s, since if is_over else None)
 
 
 class TrafficInspection:
@@ -175,13 +201,17 @@ class TrafficInspection:
 
     def __init__(
         self, meter: TrafficMeter, port: int, on_flood: Callable[[str, int], None], *,
-        end_connection: Callable[[int], bool], processes: Callable[[], int], connected: Callable[[], bool],
-        count: Callable[[int], Iterable[TcpConnection]] | None = None, clock: Callable[[], float] = monotonic,
+        busy_s: Callable[[], float], end_connection: Callable[[int], bool], processes: Callable[[], int],
+        connected: Callable[[], bool], count: Callable[[int], Iterable[TcpConnection]] | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:  # fmt: skip
-        """`on_flood` receives a device and its unexplained bytes; `end_connection` ends the connection whose socket has
-        this inode, at once (OSError if it cannot). `processes` is the number of controller processes, and `connected`
-        says whether this one has its session. `count` counts the connections (the kernel by default).
+        """`on_flood` receives a device and its unexplained bytes. `busy_s` are the seconds of processor that the broker
+        has used so far; `end_connection` ends the connection whose socket has this inode, at once (OSError if it
+        cannot). `processes` is the number of controller processes, and `connected` says whether this one has its
+        session. `count` counts the connections (the kernel by default).
         """
+        self._busy_s = busy_s
+        self._busy_before_s = 0.0
         self._end_connection = end_connection
         self._clock = clock
         self._meter = meter
@@ -203,8 +233,10 @@ class TrafficInspection:
             self._is_available = False
             return UNAVAILABLE_S
         self._is_available = True
+        before_s, self._busy_before_s = self._busy_before_s, self._busy_s()
         floods = self._meter.sample(
-            connections, began, processes=self._processes(), interrupted=not self._connected()
+            connections, began, busy_s=max(0.0, self._busy_before_s - before_s), processes=self._processes(),
+            interrupted=not self._connected(),
         )  # fmt: skip
         for flood in floods:
             self._cut(flood)
@@ -280,10 +312,10 @@ def _parse_connection(raw: bytes, at: int, end: int) -> TcpConnection | None:
         length, kind = struct.unpack_from("=HH", raw, attribute)
         if kind == _TCP_INFO and length >= 4 + _BYTES_ACKED + 16:
             acked, received = struct.unpack_from("=QQ", raw, attribute + 4 + _BYTES_ACKED)
-            (cookie,), (inode,) = struct.unpack_from("=Q", raw, at + 44), struct.unpack_from("=I", raw, at + 68)
+            (cookie, _, waiting, _, _, inode) = struct.unpack_from("=QIIIII", raw, at + 44)
             address_bytes = 4 if raw[at] == socket.AF_INET else 16
             address = _without_mapping(raw[at + 24 : at + 24 + address_bytes])
             peer = address, int.from_bytes(raw[at + 6 : at + 8], "big")
-            return TcpConnection(cookie, peer, received, acked, inode)
+            return TcpConnection(cookie, peer, received - waiting, acked, inode)
         attribute += max(4, (length + 3) & ~3)
     return None

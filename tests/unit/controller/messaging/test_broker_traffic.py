@@ -53,16 +53,20 @@ class MeteredBroker:
         """The device sends bytes and acknowledges others; the controller receives one message of `seen` bytes."""
         last = self.connections[device]
         self.connections[device] = last._replace(
-            received_bytes=last.received_bytes + sent, acked_bytes=last.acked_bytes + acked
+            read_bytes=last.read_bytes + sent, acked_bytes=last.acked_bytes + acked
         )
         if seen:
             self.meter.on_message(device, seen)
 
-    def sample(self, after_s: float = 0.5, *, processes: int = 1, interrupted: bool = False) -> dict[str, int]:
+    def sample(
+        self, after_s: float = 0.5, *, busy_s: float = 0.0, processes: int = 1, interrupted: bool = False
+    ) -> dict[str, int]:
         """Unexplained bytes of the devices that flood."""
         self.now += after_s
         connections = list(self.connections.values())
-        floods = self.meter.sample(connections, self.now, processes=processes, interrupted=interrupted)
+        floods = self.meter.sample(
+            connections, self.now, busy_s=busy_s, processes=processes, interrupted=interrupted
+        )  # fmt: skip
         assert all(flood.connections == (self.connections[flood.device],) for flood in floods)
         return {flood.device: flood.unseen_bytes for flood in floods}
 
@@ -90,6 +94,25 @@ def test_a_flood_in_small_steps_is_found() -> None:
         if floods := broker.sample():
             break
     assert set(floods) == {"bad"} and broker.now < 12
+
+
+def test_few_bytes_that_keep_the_broker_busy_are_a_flood() -> None:
+    """150 kB a second in pings take all of its thread: found within a second, and before they are many bytes."""
+    broker = MeteredBroker("bad", "good")
+    for _ in range(9):
+        broker.send("bad", 15_000, acked=180_000)
+        broker.send("good", 24)
+        if floods := broker.sample(0.1, busy_s=0.1):
+            break
+    assert set(floods) == {"bad"} and floods["bad"] < MAX_UNSEEN_BYTES
+
+
+def test_a_broker_that_others_keep_busy_is_not_the_devices_fault() -> None:
+    """With a broker that delivers chunks all day, pings and a lost link now and then cost a device nothing."""
+    broker = MeteredBroker("cam")
+    for step in range(HOUR_S):
+        broker.send("cam", 45_000 if step % 300 == 0 else 30)
+        assert broker.sample(1.0, busy_s=0.1 if step % 300 == 0 else 1.0) == {}
 
 
 def test_a_day_of_pings_and_acknowledgements_is_no_flood() -> None:
@@ -212,18 +235,22 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket
 
 
 def test_the_kernel_counts_a_connections_bytes(pair: tuple[socket.socket, socket.socket, int]) -> None:
-    """Received bytes, and those that the other side acknowledged; the peer is named as in mosquitto's log."""
+    """Bytes that were read, and those that the other side acknowledged; the peer is named as in mosquitto's log."""
     broker, device, port = pair
     device.sendall(bytes(10_000))
-    assert len(broker.recv(10_000, socket.MSG_WAITALL)) == 10_000
+    assert len(broker.recv(9_000, socket.MSG_WAITALL)) == 9_000
+    broker.recv(1_000, socket.MSG_WAITALL | socket.MSG_PEEK)
+    (waiting,) = tcp_connections(port)
+    assert waiting.read_bytes == 9_000
+    assert len(broker.recv(1_000)) == 1_000
     (first,) = tcp_connections(port)
-    assert first.peer == parse_peer("127.0.0.1", str(device.getsockname()[1])) and first.received_bytes == 10_000
+    assert first.peer == parse_peer("127.0.0.1", str(device.getsockname()[1])) and first.read_bytes == 10_000
     broker.sendall(bytes(5_000))
     assert len(device.recv(5_000, socket.MSG_WAITALL)) == 5_000
     device.sendall(b"x")  # brings the acknowledgement along
     assert broker.recv(1)
     (second,) = tcp_connections(port)
-    assert (second.cookie, second.received_bytes) == (first.cookie, 10_001) and second.acked_bytes >= 5_000
+    assert (second.cookie, second.read_bytes) == (first.cookie, 10_001) and second.acked_bytes >= 5_000
 
 
 def test_a_kernel_that_does_not_count_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +260,7 @@ def test_a_kernel_that_does_not_count_is_asked_again_later(caplog: pytest.LogCap
         raise PermissionError(1, "Operation not permitted")
 
     inspect = TrafficInspection(
-        TrafficMeter(), 1, lambda *_: None, end_connection=lambda inode: True, processes=lambda: 1,
+        TrafficMeter(), 1, lambda *_: None, busy_s=lambda: 0.0, end_connection=lambda inode: True, processes=lambda: 1,
         connected=lambda: True, count=forbidden,
     )  # fmt: skip
     assert [inspect(), inspect()] == [UNAVAILABLE_S, UNAVAILABLE_S]
@@ -255,7 +282,8 @@ def test_floods_are_cut_and_reported_and_counting_takes_its_share_of_time_at_mos
 
     inspect = TrafficInspection(
         meter, 1, lambda device, unseen_bytes: done.append(device), end_connection=end_connection,
-        processes=lambda: 1, connected=lambda: True, clock=itertools.count(0, 10).__next__,
+        busy_s=itertools.count(0.0).__next__, processes=lambda: 1, connected=lambda: True,
+        clock=itertools.count(0, 10).__next__,
         count=lambda port: [TcpConnection(1, (HERE, 7), 5_000_000, 0, inode=4711)],
     )  # fmt: skip
     assert inspect() == 10 / MAX_SHARE and done == []
