@@ -85,6 +85,7 @@ def test_nothing_is_left_of_a_model_after_its_life(life: Cloud, storage: Storage
     for device in devices:
         eventually("an answer with the offload server's help", lambda d=device: remote_answer(d, jpeg))
     assert offload_models(life) and mentions(storage, life, release)
+    assert all(left_on(device, release) for device in devices) and len(retained(life, release.encode())) >= len(devices)
 
     refusal = life.edgectl("model", "remove", "digits", code=2)
     assert "digits is deployed to cam-1, cam-2" in refusal and "edgectl undeploy digits --from cam-1" in refusal

@@ -72,6 +72,9 @@ class Foundations:
 class Assembly:
     """The parts of a controller process: `controller`, and what the process starts around it."""
 
+    controller: Controller
+    delivery: Delivery
+
     def __init__(self, foundations: Foundations) -> None:
         self._foundations = foundations
         data, database = foundations.settings.data, foundations.database

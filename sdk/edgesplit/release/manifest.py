@@ -19,7 +19,7 @@ from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
-from edgesplit.plan import Plan, Row
+from edgesplit.plan import Hop, Plan, Row
 
 FORMAT: Final = "edgesplit.release/2"
 SliceFormat = Literal["input", "onnx", "tflite", "agent"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
@@ -17,6 +18,8 @@ from edgesplit_controller.storage.tables.device_state import ModelBucketRow
 from edgesplit_controller.storage.tables.replan import PolicyRow, ProposalRow
 from support.registry_harness import npz
 from support.retention_harness import RetentionHarness
+
+IMAGE = np.zeros((1, 3, 16, 16), np.float32)
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_a_model_that_an_offline_device_still_runs_is_not_removed(world: Retenti
 def test_a_removed_model_leaves_its_audit_trail_and_its_version_number(world: RetentionHarness) -> None:
     """Samples, measurements, releases, proposals, policies and history are gone; the next push is a new version."""
     release, _ = world.release("conv")
-    world.registry.add_samples(world.model, tensors=[npz(image=sample())])
+    world.registry.add_samples(world.model, tensors=[npz(image=IMAGE)])
     with world.database.write() as session:
         session.add(ProposalRow(
             model=world.model.ref, release=release, device_class="raspberrypi4", group="", devices=[],
@@ -107,12 +110,5 @@ def test_what_is_added_to_a_model_that_was_removed_meanwhile_is_refused(world: R
     with pytest.raises(Conflict, match="small@1 was removed meanwhile: push it again"):
         world.releasing.publish(world.model, release, PlanOptions(partition="conv"))
     with pytest.raises(Conflict, match="was removed meanwhile"):
-        world.registry.add_samples(world.model, tensors=[npz(image=sample())])
+        world.registry.add_samples(world.model, tensors=[npz(image=IMAGE)])
     assert world.releases() == []
-
-
-def sample() -> object:
-    """An input of the model."""
-    import numpy as np
-
-    return np.zeros((1, 3, 16, 16), np.float32)
