@@ -60,7 +60,7 @@ class BlobCache:
                     part.unlink(missing_ok=True)
 
     def adopt(self, sha256: str, part: Path) -> None:
-        """Keep the file `part`, which is moved away or deleted, as the copy of that blob, as far as the bound allows."""
+        """Keep the file `part`, which is moved away or deleted, as the copy of that blob if the bound allows it."""
         target, size = self._files.path(sha256), part.stat().st_size
         if size > self._max_bytes:
             part.unlink()
