@@ -35,7 +35,7 @@ from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
 )  # fmt: skip
 @click.option(
     "--blobs", type=S3_URL, envvar="EDGESPLIT_BLOBS", default="",
-    help="s3://BUCKET/PREFIX for models and chunks (or $EDGESPLIT_BLOBS). [default: a folder in the data folder]",
+    help="s3://BUCKET/PREFIX for models and chunks (or $EDGESPLIT_BLOBS). [default: in the data folder]",
 )  # fmt: skip
 @click.option(
     "--blob-cache", "blob_cache_bytes", type=SIZE, default="10GB", show_default=True,

@@ -5,7 +5,8 @@ be started is reported in one line (UsageError). An additional process (`join`) 
 first one, and starts neither broker nor offload server.
 
     DATA/controller.db    SQLite, unless there is --database        DATA/lock             pid of the running controller
-    DATA/blobs/           files and chunks by SHA-256 (--blobs)     DATA/ports.json       ports chosen for port 0
+    DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
+    DATA/cache/blobs/     copies of them, where they are in --blobs
     DATA/keys/            authority, content.key, derivation.key    DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
     DATA/broker/          mosquitto's configuration and store       DATA/controller.json  addresses, while it runs
@@ -533,7 +534,8 @@ def _settings_of_joining(settings: Settings) -> Settings:
         )
     device_broker = f"{url_host(str(running.get('mqtt_host')))}:{running.get('mqtt_port')}" if running else ""
     joined = replace(
-        settings, offload=False, blobs=settings.blobs or str(running.get("blobs", "")), broker=settings.broker or f"mqtts://{device_broker}",
+        settings, offload=False, broker=settings.broker or f"mqtts://{device_broker}",
+        blobs=settings.blobs or str(running.get("blobs", "")),
         advertised_broker=settings.advertised_broker or device_broker,
         api_url=settings.api_url or str(running.get("api_url", "")),
         offload_url=settings.offload_url or str(running.get("offload_url", "")),
@@ -569,8 +571,7 @@ def _addresses(settings: Settings) -> dict[str, Any]:
     return {
         "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
         "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
-        "blobs": settings.blobs,
-        "pid": os.getpid(), "version": edgesplit.__version__,
+        "blobs": settings.blobs, "pid": os.getpid(), "version": edgesplit.__version__,
     }  # fmt: skip
 
 

@@ -29,8 +29,10 @@ class BlobCache:
         self._trim()
 
     def incoming_file(self) -> Path:
-        """A new path to write to before `adopt`."""
-        return self._files.incoming_file()
+        """A new path to write to before `adopt`. The folder is made again where it was deleted."""
+        part = self._files.incoming_file()
+        part.parent.mkdir(parents=True, exist_ok=True)
+        return part
 
     def clear_incoming(self, older_than_s: float) -> None:
         """Delete incomplete copies and uploads that were not written to for so long."""
@@ -48,23 +50,22 @@ class BlobCache:
 
     def add(self, sha256: str, data: bytes | memoryview) -> None:
         """Keep a copy, as far as bound and disk allow."""
-        if len(data) > self._max_bytes:
-            return
-        part = self.incoming_file()
-        try:
-            part.write_bytes(data)
-        except OSError:
-            part.unlink(missing_ok=True)
-            return
-        self.adopt(sha256, part)
+        if len(data) <= self._max_bytes:
+            with suppress(OSError):
+                part = self.incoming_file()
+                try:
+                    part.write_bytes(data)
+                    self.adopt(sha256, part)
+                finally:
+                    part.unlink(missing_ok=True)
 
     def adopt(self, sha256: str, part: Path) -> None:
-        """Keep the file `part`, which is moved away, as the copy of that blob."""
+        """Keep the file `part`, which is moved away or deleted, as the copy of that blob if the bound allows it."""
         target, size = self._files.path(sha256), part.stat().st_size
         if size > self._max_bytes:
             part.unlink()
             return
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, target)
         with self._lock:
             self._added_bytes += size

@@ -135,13 +135,9 @@ class ObjectStore:
             return None
         return StoredObject(name, answer["ContentLength"], answer["LastModified"].timestamp())
 
-    def renew(self, name: str, size: int | None = None) -> bool:
-        """Make an object as if it was written now. Whether it is there (of that size, if one is given), and small
-        enough for that."""
+    def renew(self, name: str) -> bool:
+        """Make an object of at most `COPIED_BYTES` as if it was written now; whether it is there."""
         source = {"Bucket": self.url.bucket, "Key": self.key(name)}
-        entry = self.find(name)
-        if entry is None or entry.bytes > COPIED_BYTES or size not in (None, entry.bytes):
-            return False
         try:
             self.call("copy_object", Key=self.key(name), CopySource=source, MetadataDirective="REPLACE")
         except NotFound:
@@ -238,7 +234,7 @@ class ObjectStore:
                 f"{self}: no usable credentials ({_first_line(error)}): set AWS_ACCESS_KEY_ID and"
                 " AWS_SECRET_ACCESS_KEY, or a profile by AWS_PROFILE, or give this machine a role"
             )
-        if isinstance(error, raised.HTTPClientError | raised.ConnectionError | raised.IncompleteReadError):
+        if isinstance(error, raised.HTTPClientError | raised.ConnectionError | raised.IncompleteReadError | OSError):
             return LinkError(
                 f"{self} does not answer ({_first_line(error)}): check the network, and AWS_ENDPOINT_URL_S3 if the"
                 " store is not Amazon's"

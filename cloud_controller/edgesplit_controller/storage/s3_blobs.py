@@ -22,7 +22,7 @@ from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import sha256_hex
 from edgesplit_controller.storage.blob_cache import BlobCache
 from edgesplit_controller.storage.blobs import BlobLost, StoredBlob, map_file
-from edgesplit_controller.storage.object_store import CONNECTIONS, ObjectStore
+from edgesplit_controller.storage.object_store import CONNECTIONS, COPIED_BYTES, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +107,9 @@ class S3BlobStore:
         return data
 
     def touch(self, sha256: str) -> bool:
-        """Whether the blob is there; it counts as stored now."""
-        return self._objects.renew(_name(sha256))
+        """Whether the blob is there; it counts as stored now, unless it has more than `COPIED_BYTES`."""
+        entry = self._objects.find(_name(sha256))
+        return entry is not None and (entry.bytes > COPIED_BYTES or self._objects.renew(entry.name))
 
     def list_blobs(self) -> Iterator[StoredBlob]:
         """Every blob, in no order."""
@@ -140,7 +141,9 @@ class S3BlobStore:
 
     def _upload(self, digest: str, data: bytes | memoryview) -> None:
         name = _name(digest)
-        if not self._objects.renew(name, len(data)):
+        entry = self._objects.find(name)
+        is_whole = entry is not None and entry.bytes == len(data) <= COPIED_BYTES
+        if not (is_whole and self._objects.renew(name)):
             self._objects.write(name, data)
 
     def _download(self, sha256: str, part: Path) -> None:

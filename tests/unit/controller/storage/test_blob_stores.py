@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_wrong_bytes_from_the_store_are_refused(s3_mock_bucket: Bucket, tmp_path
 
 
 def test_a_damaged_copy_in_the_cache_is_fetched_again(s3_mock_bucket: Bucket, tmp_path: Path) -> None:
-    """A sound copy saves the request; a damaged one is replaced."""
+    """A sound copy saves the request; a damaged one is replaced, and so is a folder that was deleted."""
     blobs = s3_blobs(s3_mock_bucket, tmp_path)
     digest = blobs.put(b"weights")
     s3_mock_bucket.server.requests.clear()
@@ -137,6 +138,9 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(s3_mock_bucket: Bucket, tm
     (tmp_path / name_of(digest)).write_bytes(b"weightz")
     assert blobs.get(digest) == b"weights" and len(s3_mock_bucket.server.requests) == 1
     assert (tmp_path / name_of(digest)).read_bytes() == b"weights"
+    for read in (blobs.get, blobs.mapped):
+        shutil.rmtree(tmp_path)
+        assert bytes(read(digest)) == b"weights" and (tmp_path / name_of(digest)).is_file()
 
 
 def test_the_cache_stays_within_its_bound(s3_mock_bucket: Bucket, tmp_path: Path) -> None:

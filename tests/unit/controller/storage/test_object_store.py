@@ -36,6 +36,19 @@ def test_an_upload_survives_faults(s3_mock_bucket: Bucket, small_parts: int, fau
     assert len(parts) == 1, "what was uploaded is not uploaded again"
 
 
+@pytest.mark.parametrize("fault", [SLOW_DOWN, cut_request, lose_answer], ids=["503", "cut", "answer lost"])
+def test_an_upload_in_one_request_survives_faults(s3_mock_bucket: Bucket, fault: Fault) -> None:
+    """It is repeated until it is confirmed; a store that fails for longer is an error, and nothing is stored."""
+    store = s3_mock_bucket.store()
+    s3_mock_bucket.server.break_next("PUT", "small", fault, times=ATTEMPTS - 1)
+    store.write("small", b"weights" * 1000)
+    assert store.read("small") == b"weights" * 1000
+    s3_mock_bucket.server.break_next("PUT", "other", SLOW_DOWN, times=ATTEMPTS)
+    with pytest.raises(LinkError, match="try again later"):
+        store.write("other", b"weights")
+    assert store.find("other") is None
+
+
 @pytest.mark.parametrize("fault", [SLOW_DOWN, cut_answer], ids=["503", "cut"])
 def test_a_download_continues_after_faults(s3_mock_bucket: Bucket, fault: Fault) -> None:
     """A broken connection is opened again where it was."""
