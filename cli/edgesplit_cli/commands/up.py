@@ -130,6 +130,7 @@ def _dashboard_line(data: Path, url: str) -> str:
     if not sys.stdout.isatty():
         return f"{url}/ (`edgectl dashboard` prints an address that signs in once)"
     try:
-        return f"{login_address(ControllerClient.connect(data))[0]} (signs in once, within two minutes; `edgectl dashboard` makes another)"
+        address = login_address(ControllerClient.connect(data))[0]
+        return f"{address} (signs in once, within two minutes; `edgectl dashboard` makes another)"
     except EdgeError as error:
         return f"{url}/ (no one-time address: {error})"
