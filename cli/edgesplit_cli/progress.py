@@ -5,6 +5,7 @@ Lines go to standard error: standard output has the result.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,8 @@ class ProgressLines:
         finally:
             ended.set()
             thread.join()
+            with self._lock:
+                self._due = math.inf  # a report that comes too late writes nothing
 
 
 @contextmanager

@@ -250,11 +250,11 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     ]
     title = f"{measured['model']} on {measured.get('where', 'local')}"
     columns = ("layer", "operator", ">median ms", ">p95 ms")
-    _print_table(columns, rows, title, "slowest layers", show_all=show_all)
+    _print_table(columns, rows, title, "slowest first", show_all=show_all)
     console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in layers))} ms")
     if slices := measured.get("slices"):
         rows = [_slice_row(slice_) for slice_ in slices]
-        _print_table(SLICE_COLUMNS, rows, "slices that plans choose, measured whole", "slices", show_all=show_all)
+        _print_table(SLICE_COLUMNS, rows, "slices that plans choose, measured whole", show_all=show_all)
     if measured.get("measurement"):
         console().print(f"used by plans: {measured['measurement']}")
     for note in measured.get("notes", ()):
@@ -264,16 +264,17 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
             codecs = sorted(codecs, key=lambda codec: codec["raw_bytes"] - codec["zstd_bytes"], reverse=True)
         rows = [_codec_row(codec) for codec in codecs]
         title = "lossy codecs, zstd besides"
-        _print_table(CODEC_COLUMNS, rows, title, "codecs that save most", show_all=show_all)
+        _print_table(CODEC_COLUMNS, rows, title, "largest saving first", show_all=show_all)
 
 
 def _print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, what: str, *, show_all: bool
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, order: str = "", *, show_all: bool
 ) -> None:
-    """Print a table, or its first rows and how many more there are."""
-    is_cut = not show_all and len(rows) > FEW_ROWS
-    heading = f"{title}: the {FEW_ROWS} {what} of {len(rows)} (--all prints all)" if is_cut else title
-    console().print(table(columns, rows[:FEW_ROWS] if is_cut else rows, title=heading))
+    """Print a table, or its first rows, in the `order` that is named then, and how many more there are."""
+    more = 0 if show_all else max(0, len(rows) - FEW_ROWS)
+    console().print(table(columns, rows[: len(rows) - more], title=f"{title}, {order}" if more and order else title))
+    if more:
+        console().print(f"… and {more} more; --all prints all of them")
 
 
 def _print_device_measurements(measured: dict[str, Any], *, show_all: bool) -> None:
@@ -289,7 +290,7 @@ def _print_device_measurements(measured: dict[str, Any], *, show_all: bool) -> N
         )
         for slice_ in measured["slices"]
     ]
-    _print_table(("slice", ">layers", ">measured ms", ">planned ms"), rows, title, "first slices", show_all=show_all)
+    _print_table(("slice", ">layers", ">measured ms", ">planned ms"), rows, title, show_all=show_all)
 
 
 def _layer_range(layers: Sequence[str]) -> str:

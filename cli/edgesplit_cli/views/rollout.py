@@ -156,7 +156,7 @@ def progress_line(rollout: Mapping[str, Any]) -> str:
     states = rollout["states"]
     parts = [f"{states[state]} {text}" for state, text in PROGRESS_TEXTS if states.get(state)]
     doing = ", ".join(parts) or rollout["waits_for"] or rollout["state"]
-    return f"{states['succeeded']} of {_devices(rollout['devices'])} run it; {printable(doing)}"
+    return f"runs on {states['succeeded']} of {_devices(rollout['devices'])}; {printable(doing)}"
 
 
 def poll(api: ControllerClient, number: int, until: float, every_s: float = POLL_S) -> Iterator[dict[str, Any]]:

@@ -90,9 +90,9 @@ def test_waiting_for_a_rollout_says_what_its_devices_do() -> None:
     """How many run it, and what the others do; a trial is explained."""
     fetching = rollout_dict(devices=3, succeeded=1, fetching=1, trial=1)
     line = progress_line(fetching)
-    assert line.startswith("1 of 3 devices run it; 1 fetching, 1 on trial: kept once it has run")
+    assert line.startswith("runs on 1 of 3 devices; 1 fetching, 1 on trial: kept once it has run")
     assert progress_line(rollout_dict(devices=1, state="paused", waits_for="an operator")) == (
-        "0 of 1 device run it; an operator"
+        "runs on 0 of 1 device; an operator"
     )
 
 

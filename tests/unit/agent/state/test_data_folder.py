@@ -336,6 +336,7 @@ def test_an_agent_outside_of_a_service_manager_keeps_its_folder_private(
     """With any umask of the shell, and without a core dump when it is aborted. Others may pass through to a socket that
     was given to them."""
     folder = tmp_path / "data"
+    folder.mkdir()
     report = (
         "import atexit, os, resource, sys\n"
         "from edgesplit_agent.main import main\n"
