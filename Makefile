@@ -85,11 +85,11 @@ clean:
 	rm -rf cloud_controller/dashboard/node_modules cloud_controller/edgesplit_controller/dashboard_assets
 	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/.demo: pyproject.toml constraints.txt tools/setup
+$(VENV)/.demo: pyproject.toml constraints.txt requirements/cli.txt tools/setup
 	tools/setup cli
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt tools/setup
+$(VENV)/.dev: pyproject.toml constraints.txt requirements/dev.txt tools/setup
 	tools/setup dev
 	@touch $@ $(VENV)/.demo
 

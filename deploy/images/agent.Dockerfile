@@ -11,6 +11,7 @@ ARG PYTHON=python:3.13-slim-bookworm
 FROM ${PYTHON} AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE hatch_build.py ./
+COPY requirements requirements
 COPY sdk sdk
 COPY partitioner partitioner
 COPY agent agent
@@ -22,7 +23,8 @@ COPY cli cli
 COPY device_profiles device_profiles
 COPY examples examples
 RUN python -m venv /opt/edgesplit \
- && EDGESPLIT_WITHOUT_DASHBOARD=1 /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[agent,tflite]"
+ && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements/agent.txt \
+ && EDGESPLIT_WITHOUT_DASHBOARD=1 /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation .
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp edgesplit \

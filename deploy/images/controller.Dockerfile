@@ -18,6 +18,7 @@ RUN npm run build
 FROM ${PYTHON} AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE hatch_build.py ./
+COPY requirements requirements
 COPY sdk sdk
 COPY partitioner partitioner
 COPY agent agent
@@ -30,7 +31,8 @@ COPY device_profiles device_profiles
 COPY examples examples
 COPY --from=dashboard /src/edgesplit_controller/dashboard_assets cloud_controller/edgesplit_controller/dashboard_assets
 RUN python -m venv /opt/edgesplit \
- && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[cli,s3]"
+ && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements/controller.txt \
+ && /opt/edgesplit/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation .
 
 FROM ${PYTHON}
 # Not pinned: Debian's newest for this release is the one with the security fixes.

@@ -146,7 +146,7 @@ def test_an_enrolled_device_without_keys_used_the_far_half(world: Deployed) -> N
     def ask(agent: Agent, method: str, path: str) -> tuple[int, str]:
         context = credentials(DataFolder(agent.data)).client_context()
         with closing(Connection(server.hostname or "", server.port or 0, context)) as connection:
-            body = [b"{}"] if method == "POST" else None
+            body = [b"{}"] if method == "POST" else []
             reply = connection.exchange(method, path, deadline=monotonic() + 60.0, body=body)
             return reply.status, bytes(reply.body).decode()
 

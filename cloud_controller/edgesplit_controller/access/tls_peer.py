@@ -44,7 +44,7 @@ class HandshakeDeadlineLoop(asyncio.SelectorEventLoop):
 
     handshake_timeout_s = HANDSHAKE_S
 
-    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:  # type: ignore[override]
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         """A server with that timeout, where it has TLS."""
         if options.get("ssl") is not None:
             options.setdefault("ssl_handshake_timeout", self.handshake_timeout_s)

@@ -14,6 +14,7 @@ import pytest
 from edgesplit.process import confinement
 from edgesplit_cli.commands.fleet import unhealthy_parts
 from edgesplit_controller.components.overview import OUTDATED_S, REMEDIES, HealthOverview
+from edgesplit_controller.components.offload_status import LISTS, SERVING
 from edgesplit_controller.components.probes import Probe, ProbeResult, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import REFRESH_S, StatusRecorder
 from edgesplit_controller.storage.tables.core import GatewayRouteRow, GatewayRow
@@ -130,8 +131,8 @@ def test_database_disk_histories_and_processes_are_always_listed(world: FleetHar
     assert {"database", "disk", "histories", "model processes", "processes"} == {row["name"] for row in shown}
     assert named(shown, "histories")["state"] == "bad" and "answers in" in named(shown, "database")["text"]
     assert named(shown, "processes")["text"] == "1 process runs"
-    recorded = {"broker", "offload server", "object store", "gateway", "way to the cloud"}
-    assert {row["name"] for row in shown} | recorded == set(REMEDIES)
+    observed = {"broker", "offload server", "object store", "gateway", "way to the cloud", LISTS, SERVING}
+    assert {row["name"] for row in shown} | observed == set(REMEDIES)
 
 
 def test_doctor_did_not_say_that_models_are_not_confined(
