@@ -149,7 +149,7 @@ class RemoteInferenceService:
 
     def on_message(self, payload: bytes) -> None:
         """Take one message of the controller. Called on the network's thread; returns at once."""
-        message = messages.decode(payload, Request)  # type: ignore[arg-type]
+        message: Request = messages.decode(payload, Request)  # type: ignore[arg-type]
         with self._changed:
             if isinstance(message, SignedJob):
                 self._begin(message.signed)
@@ -235,7 +235,8 @@ class RemoteInferenceService:
             self._refuse(received.job, error)
         else:
             self._on_end(None)
-            for message in (AnswerHead(job.id, BodyHead.of(body, json_bytes)), *pieces(job.id, body)):
+            replies: list[Reply] = [AnswerHead(job.id, BodyHead.of(body, json_bytes)), *pieces(job.id, body)]
+            for message in replies:
                 if not received.is_cancelled:
                     self._send(process, message, SEND_S)
 

@@ -102,7 +102,7 @@ class Assembly:
             lambda device, message, wait_s: self.delivery.send_inference(device, message, wait_s),
             foundations.sharding.own_number, registry=foundations.metric_registry,
         )  # fmt: skip
-        self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding)
+        self.delivery: Delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding)
         self.controller = self._controller()
 
     def _delivery_sources(self) -> Sources:

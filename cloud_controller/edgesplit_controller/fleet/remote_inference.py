@@ -13,7 +13,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -192,7 +192,7 @@ class RemoteInferences:
             raise
         return pending
 
-    async def follow(self, pending: PendingInference) -> AsyncIterator[str | InferenceAnswer]:
+    async def follow(self, pending: PendingInference) -> AsyncGenerator[str | InferenceAnswer, None]:
         """The states of a request as they change, then its answer. Raises the device's error, DeadlineExceeded, or
         LinkError if the device is lost. Closing the iterator cancels the request."""
         last = pending.state
@@ -248,7 +248,8 @@ class RemoteInferences:
             expires=int(now + request.deadline_s + CLOCK_TOLERANCE_S),
             body=BodyHead.of(request.body, request.json_bytes),
         )  # fmt: skip
-        for message in (SignedJob(self._sign(job)), *pieces(pending.id, request.body)):
+        requests: list[Request] = [SignedJob(self._sign(job)), *pieces(pending.id, request.body)]
+        for message in requests:
             self._send(pending.device, message, min(SEND_S, max(0.001, pending.deadline - monotonic())))
 
     def _check_connected(self, pending: PendingInference) -> None:

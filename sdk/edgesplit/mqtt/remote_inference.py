@@ -33,7 +33,7 @@ MAX_DEADLINE_S = 60.0
 class BodyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size and digest of an Open Inference Protocol body that follows in pieces."""
 
-    bytes: Annotated[int, Meta(ge=1, le=LIMITS.remote_inference_bytes)]
+    size: Annotated[int, Meta(ge=1, le=LIMITS.remote_inference_bytes)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     json_bytes: Annotated[int, Meta(ge=0, le=LIMITS.remote_inference_bytes)] | None = None
     """Length of its JSON part; None: all of it is JSON."""
@@ -128,10 +128,10 @@ class BodyAssembly:
         """Add a piece; returns the body once it is whole. MalformedMessage where it is not the announced one."""
         if piece.offset < len(self._received):
             return None
-        if piece.offset > len(self._received) or piece.offset + len(piece.data) > self.head.bytes:
-            raise MalformedMessage(f"a piece at {piece.offset} of a body of {self.head.bytes} bytes does not fit")
+        if piece.offset > len(self._received) or piece.offset + len(piece.data) > self.head.size:
+            raise MalformedMessage(f"a piece at {piece.offset} of a body of {self.head.size} bytes does not fit")
         self._received += piece.data
-        if len(self._received) < self.head.bytes:
+        if len(self._received) < self.head.size:
             return None
         if hashlib.sha256(self._received).hexdigest() != self.head.sha256:
             raise MalformedMessage("the body is not the announced one: its SHA-256 is another")
