@@ -29,6 +29,7 @@ from edgesplit.errors import (
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.remote_inference import (
+    MAX_REASON_CHARS,
     AnswerHead,
     BodyAssembly,
     BodyHead,
@@ -57,7 +58,6 @@ REPLAY_WINDOW_US = 60_000_000
 number by different clocks."""
 SEND_S = 10.0
 """Timeout of sending one message of an answer."""
-MAX_REASON_CHARS = 1_000
 
 Run = Callable[[str, bytes, "int | None", float], "tuple[bytes, int | None]"]
 """Runs a model on a request's body, given the length of its JSON part and the seconds until the deadline; returns the

@@ -24,6 +24,7 @@ from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import from_parameters, phases
 from edgesplit.quantities import format_size
+from edgesplit.terminal_text import printable
 from edgesplit_cli.local.model import read_npz
 from edgesplit_cli.options.types import FILE, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
@@ -77,14 +78,14 @@ def infer(
         answer = _ask_device(connect(data), device, via, model, source, deadline_s, quiet=as_json)
     if out is not None:
         write_npz(out, answer.outputs)
-    report = msgspec.to_builtins(answer.report) if answer.report else None
+    report = printable(msgspec.to_builtins(answer.report)) if answer.report else None
     phase_times = phases(answer.report) if answer.report else {}
     if as_json:
         outputs = {name: _to_dict(value) for name, value in answer.outputs.items()}
         print_json({"id": answer.id, "outputs": outputs, "report": report, "phases": phase_times})
         return
     for name, value in answer.outputs.items():
-        console().print(bold_head(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
+        console().print(bold_head(printable(name), f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_route_text(report))
     if as_timeline:

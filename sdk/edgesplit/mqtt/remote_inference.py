@@ -28,6 +28,8 @@ from edgesplit.msgspec_warmup import warm_up_structs
 
 MAX_DEADLINE_S = 60.0
 """Longest deadline of a remote inference, in seconds."""
+MAX_MODEL_CHARS = 120
+MAX_REASON_CHARS = 1_000
 
 
 class BodyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +57,7 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Microseconds since 1970 at the controller: a device accepts no job that is much older than its newest one."""
     process: Annotated[int, Meta(ge=1, le=1_024)]
     """Number of the controller process that waits for the answer."""
-    model: Annotated[str, Meta(max_length=120)]
+    model: Annotated[str, Meta(max_length=MAX_MODEL_CHARS)]
     """`name` or `name@version`."""
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
     """Seconds from the job's arrival until its answer is worthless."""
@@ -104,7 +106,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag="job_failed"):
     id: JobId
     kind: Annotated[str, Meta(max_length=40)]
     """Name of a class in `edgesplit.errors`."""
-    reason: Annotated[str, Meta(max_length=1_000)]
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
 Request = SignedJob | InferencePiece | CancelJob
