@@ -29,6 +29,7 @@ from edgesplit.errors import (
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.remote_inference import (
+    MAX_REASON_CHARS,
     AnswerHead,
     BodyAssembly,
     BodyHead,
@@ -57,7 +58,6 @@ REPLAY_WINDOW_US = 60_000_000
 number by different clocks."""
 SEND_S = 10.0
 """Timeout of sending one message of an answer."""
-MAX_REASON_CHARS = 1_000
 
 Run = Callable[[str, bytes, "int | None", float], "tuple[bytes, int | None]"]
 """Runs a model on a request's body, given the length of its JSON part and the seconds until the deadline; returns the
@@ -149,7 +149,7 @@ class RemoteInferenceService:
 
     def on_message(self, payload: bytes) -> None:
         """Take one message of the controller. Called on the network's thread; returns at once."""
-        message = messages.decode(payload, Request)  # type: ignore[arg-type]
+        message: Request = messages.decode(payload, Request)  # type: ignore[arg-type]
         with self._changed:
             if isinstance(message, SignedJob):
                 self._begin(message.signed)
@@ -235,7 +235,8 @@ class RemoteInferenceService:
             self._refuse(received.job, error)
         else:
             self._on_end(None)
-            for message in (AnswerHead(job.id, BodyHead.of(body, json_bytes)), *pieces(job.id, body)):
+            replies: list[Reply] = [AnswerHead(job.id, BodyHead.of(body, json_bytes)), *pieces(job.id, body)]
+            for message in replies:
                 if not received.is_cancelled:
                     self._send(process, message, SEND_S)
 

@@ -23,6 +23,7 @@ from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import from_parameters, phases
 from edgesplit.plan import LOCAL
 from edgesplit.quantities import format_size
+from edgesplit.terminal_text import printable
 from edgesplit_cli.local.model import read_tensors, write_npz
 from edgesplit_cli.options.completion import complete_devices, complete_models
 from edgesplit_cli.options.types import FILE, NEW_FILE, Number
@@ -78,18 +79,18 @@ def infer(
         answer = _ask_device(connect(data), device, via, model, source, deadline_s, quiet=as_json)
     if out is not None:
         write_npz(out, answer.outputs)
-    report = msgspec.to_builtins(answer.report) if answer.report else None
+    report = printable(msgspec.to_builtins(answer.report)) if answer.report else None
     phase_times = phases(answer.report) if answer.report else {}
     if as_json:
         outputs = {name: _to_dict(value) for name, value in answer.outputs.items()}
         print_json({"id": answer.id, "outputs": outputs, "report": report, "phases": phase_times})
         return
     for name, value in answer.outputs.items():
-        console().print(bold_head(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
+        console().print(bold_head(printable(name), f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_route_text(report))
         if report["reason"]:
-            console().print(bold_head("why", f" {report['reason']}"))
+            console().print(bold_head("why", f" {printable(report['reason'])}"))
     if as_timeline:
         for line in waterfall(phase_times):
             console().print(line)

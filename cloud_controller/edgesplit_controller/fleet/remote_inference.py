@@ -13,7 +13,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -25,6 +25,7 @@ from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, Malfo
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.remote_inference import (
     MAX_DEADLINE_S,
+    MAX_MODEL_CHARS,
     AnswerHead,
     BodyAssembly,
     BodyHead,
@@ -41,6 +42,7 @@ from edgesplit.mqtt.remote_inference import (
 )
 from edgesplit.observability import metrics
 from edgesplit.observability.registry import MetricRegistry
+from edgesplit.terminal_text import printable
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.fleet.connection_state import offline_text
 from edgesplit_controller.storage.database import Database
@@ -95,8 +97,8 @@ class Inference:
             raise UsageError(f"a JSON part of {self.json_bytes} bytes in a body of {len(self.body)}")
         if not 0 < self.deadline_s <= MAX_DEADLINE_S:
             raise UsageError(f"a deadline of {self.deadline_s:g} s: more than 0, at most {MAX_DEADLINE_S:g}")
-        if not 0 < len(self.model) <= 120:
-            raise UsageError("`model` is NAME or NAME@VERSION, at most 120 characters")
+        if not 0 < len(self.model) <= MAX_MODEL_CHARS:
+            raise UsageError(f"`model` is NAME or NAME@VERSION, at most {MAX_MODEL_CHARS} characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class PendingInference:
                 if (body := self.assembly.add(message)) is not None:
                     self.outcome = InferenceAnswer(body, self.assembly.head.json_bytes)
             elif isinstance(message, JobFailed):
-                self.outcome = errors.of_kind(message.kind)(f"{self.device}: {message.reason}")
+                self.outcome = errors.of_kind(message.kind)(f"{self.device}: {printable(message.reason)}")
         except MalformedMessage as error:
             self.outcome = MalformedMessage(f"{self.device} sent a spoiled answer: {error}")
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process is stopping
@@ -192,7 +194,7 @@ class RemoteInferences:
             raise
         return pending
 
-    async def follow(self, pending: PendingInference) -> AsyncIterator[str | InferenceAnswer]:
+    async def follow(self, pending: PendingInference) -> AsyncGenerator[str | InferenceAnswer, None]:
         """The states of a request as they change, then its answer. Raises the device's error, DeadlineExceeded, or
         LinkError if the device is lost. Closing the iterator cancels the request."""
         last = pending.state
@@ -248,7 +250,8 @@ class RemoteInferences:
             expires=int(now + request.deadline_s + CLOCK_TOLERANCE_S),
             body=BodyHead.of(request.body, request.json_bytes),
         )  # fmt: skip
-        for message in (SignedJob(self._sign(job)), *pieces(pending.id, request.body)):
+        requests: list[Request] = [SignedJob(self._sign(job)), *pieces(pending.id, request.body)]
+        for message in requests:
             self._send(pending.device, message, min(SEND_S, max(0.001, pending.deadline - monotonic())))
 
     def _check_connected(self, pending: PendingInference) -> None:

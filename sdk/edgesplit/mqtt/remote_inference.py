@@ -28,12 +28,14 @@ from edgesplit.msgspec_warmup import warm_up_structs
 
 MAX_DEADLINE_S = 60.0
 """Longest deadline of a remote inference, in seconds."""
+MAX_MODEL_CHARS = 120
+MAX_REASON_CHARS = 1_000
 
 
 class BodyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size and digest of an Open Inference Protocol body that follows in pieces."""
 
-    bytes: Annotated[int, Meta(ge=1, le=LIMITS.remote_inference_bytes)]
+    size: Annotated[int, Meta(ge=1, le=LIMITS.remote_inference_bytes)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     json_bytes: Annotated[int, Meta(ge=0, le=LIMITS.remote_inference_bytes)] | None = None
     """Length of its JSON part; None: all of it is JSON."""
@@ -55,7 +57,7 @@ class InferenceJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Microseconds since 1970 at the controller: a device accepts no job that is much older than its newest one."""
     process: Annotated[int, Meta(ge=1, le=1_024)]
     """Number of the controller process that waits for the answer."""
-    model: Annotated[str, Meta(max_length=120)]
+    model: Annotated[str, Meta(max_length=MAX_MODEL_CHARS)]
     """`name` or `name@version`."""
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
     """Seconds from the job's arrival until its answer is worthless."""
@@ -104,7 +106,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag="job_failed"):
     id: JobId
     kind: Annotated[str, Meta(max_length=40)]
     """Name of a class in `edgesplit.errors`."""
-    reason: Annotated[str, Meta(max_length=1_000)]
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
 Request = SignedJob | InferencePiece | CancelJob
@@ -128,10 +130,10 @@ class BodyAssembly:
         """Add a piece; returns the body once it is whole. MalformedMessage where it is not the announced one."""
         if piece.offset < len(self._received):
             return None
-        if piece.offset > len(self._received) or piece.offset + len(piece.data) > self.head.bytes:
-            raise MalformedMessage(f"a piece at {piece.offset} of a body of {self.head.bytes} bytes does not fit")
+        if piece.offset > len(self._received) or piece.offset + len(piece.data) > self.head.size:
+            raise MalformedMessage(f"a piece at {piece.offset} of a body of {self.head.size} bytes does not fit")
         self._received += piece.data
-        if len(self._received) < self.head.bytes:
+        if len(self._received) < self.head.size:
             return None
         if hashlib.sha256(self._received).hexdigest() != self.head.sha256:
             raise MalformedMessage("the body is not the announced one: its SHA-256 is another")

@@ -66,9 +66,11 @@ async def _events(request: Request, inferences: RemoteInferences, pending: Pendi
         detail["error"] = kind_of(error)
         await run_in_threadpool(write_outcome, request.scope, "failed", detail)
         yield encode_event("error", {"error": str(error), "kind": kind_of(error)})
-    except (asyncio.CancelledError, GeneratorExit):
-        if "answer_bytes" not in detail:  # nothing can be awaited any more
-            detail["error"] = "cancelled"
+    except BaseException as error:
+        if "answer_bytes" not in detail:  # else it is written already
+            is_cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit)
+            detail["error"] = "cancelled" if is_cancelled else type(error).__name__
+            # Not awaited: a generator that is being closed may not wait any more.
             asyncio.get_running_loop().run_in_executor(None, write_outcome, request.scope, "failed", detail)
         raise
 

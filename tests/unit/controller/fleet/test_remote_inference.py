@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgesplit.errors import Busy, DeadlineExceeded, LinkError, MalformedMessage, NotFound, UsageError
+from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage, NotFound, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Birth, Death
@@ -142,7 +142,8 @@ def test_an_answer_of_another_device_is_ignored(tmp_path: Path) -> None:
     [
         (JobFailed("", "NotFound", "no model digits runs on this device"), NotFound, "cam: no model"),
         (JobFailed("", "Busy", "later"), Busy, "later"),
-        (JobFailed("", "SystemExit", "?"), Exception, "cam"),
+        (JobFailed("", "SystemExit", "?"), EdgeError, "cam"),
+        (JobFailed("", "Busy", "\x1b[31m"), Busy, r"cam: \\x1b"),
         (InferencePiece("", 3, b"x"), MalformedMessage, "spoiled"),
     ],
 )
