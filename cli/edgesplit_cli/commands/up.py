@@ -101,8 +101,8 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
-    same += ("api_url", "offload_url", "telemetry_s", "broker_memory_bytes", "force")
-    chosen |= {name: options[name] for name in same}
+    others = ("api_url", "offload_url", "telemetry_s", "broker_memory_bytes", "force")
+    chosen |= {name: options[name] for name in (*same, *others)}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
         offload_metrics=format_address(options["offload_metrics"]), **chosen,
