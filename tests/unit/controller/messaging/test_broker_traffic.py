@@ -162,6 +162,14 @@ def test_regular_traffic_is_no_flood_while_the_controller_has_no_session() -> No
     assert found == {"bad"}
 
 
+def test_a_controller_that_was_paused_blames_no_device() -> None:
+    """Its machine slept for ten minutes: the broker dropped the telemetry that it did not read."""
+    broker = MeteredBroker("cam")
+    broker.sample()
+    broker.send("cam", 5_000_000)
+    assert broker.sample(600.0) == broker.sample() == broker.sample() == {}
+
+
 def test_explained_bytes_are_no_licence_to_flood() -> None:
     """A device whose messages explain more than it sent may send little more on that account."""
     broker = MeteredBroker("bad")
