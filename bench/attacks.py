@@ -250,7 +250,7 @@ def attack_broker(place: Path, seconds: float) -> dict[str, Any]:
             cloud.edgectl("device", "revoke", device.name, "--yes")
             return partial(FLOODS["pings"], device)
 
-        attacks = {name: partial(make, flood) for name, flood in FLOODS.items()}
+        attacks: dict[str, Callable[[], Attack]] = {name: partial(make, flood) for name, flood in FLOODS.items()}
         attacks["connections of a revoked certificate"] = make_revoked
         return measure(attacks, partial(broker_bystander, bystander), seconds)
     finally:

@@ -427,15 +427,15 @@ def test_a_flooding_device_is_blocked_and_reported_while_others_get_deployments(
 
 
 def test_thousands_of_subscriptions_and_requests_delay_no_other_device(undisturbed: HostileDeviceHarness) -> None:
-    """A third device listens to ten thousand topics and asks for every chunk again and again: the victim's next
-    deployment comes all the same."""
+    """A third device listens to as many topics as it may before it floods, and asks for every chunk again and again:
+    the victim's next deployment comes all the same."""
     third = HostileDevice(undisturbed.cloud, "pi-third")
     until = threading.Event()
     wish = encode(
         FetchChunks.from_indexes(undisturbed.release, range(min(LIMITS.fetch_window_chunks, undisturbed.chunks())))
     )
     with third.client("", topic("pi-third", "fetch_reply")) as bad:
-        for start in range(0, 10_000, 500):
+        for start in range(0, 3_000, 500):
             bad.subscribe(*(f"edgesplit/v1/chunk/{number:064x}" for number in range(start, start + 500)))
 
         def ask() -> None:

@@ -48,6 +48,8 @@ ACKED_PER_EXPLAINED: Final = 256
 """A device that received this many bytes may have sent one more: it subscribes to each chunk, and unsubscribes."""
 AGENT_BYTES_PER_S: Final = 32 * 2**10
 """What an agent sends at most, telemetry and backlog, while the controller's own session is interrupted."""
+PAUSED_S: Final = 10.0
+"""Time between two counts after which this process was paused, and the broker has dropped what it did not read."""
 EVERY_S: Final = 0.1
 """Interval of the counts of a small fleet."""
 MAX_SHARE: Final = 0.05
@@ -138,8 +140,8 @@ class TrafficMeter:
         """Count the broker's connections; return the floods. What a device sent is counted anew after each.
 
         `busy_s` are the seconds of the broker's processor since the last sample. This process receives one of
-        `processes` parts of the devices' messages. While its session is `interrupted`, an agent's regular traffic is
-        explained without a message.
+        `processes` parts of the devices' messages. While its session is `interrupted`, or the process was paused, an
+        agent's regular traffic is explained without a message.
         """
         with self._lock:
             arrived, self._arrived = self._arrived, {}
@@ -150,7 +152,7 @@ class TrafficMeter:
         read = self._read(connections, names)
         self._device_of = {last.peer: names[last.peer] for last in self._counted.values()} | arrived
         known, self._unseen = self._unseen, {}
-        regular_bytes = AGENT_BYTES_PER_S * elapsed_s if interrupted else 0.0
+        regular_bytes = AGENT_BYTES_PER_S * elapsed_s if interrupted or elapsed_s > PAUSED_S else 0.0
         new_bytes = {
             device: read[device] - explained[device] * processes - regular_bytes
             for device in {*read, *explained, *known}

@@ -27,7 +27,7 @@ class ScriptedDevices:
         self.calls.append(f"ingest {len(received)}")
         return self.result
 
-    def quarantine(self, _device: str, _dropped: int) -> bool:
+    def quarantine(self, _device: str, _dropped: int, _unseen_bytes: int) -> bool:
         return self.is_known
 
 
