@@ -114,8 +114,8 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
-    same += ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
-    chosen |= {name: options[name] for name in (*same, "api_url", "offload_url", "telemetry_s", "force")}
+    kept = ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
+    chosen |= {name: options[name] for name in (*same, *kept, "api_url", "offload_url", "telemetry_s", "force")}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
         offload_metrics=format_address(options["offload_metrics"]), **chosen,
