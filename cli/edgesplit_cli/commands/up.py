@@ -16,7 +16,7 @@ from edgesplit.observability.log_format import FORMATS
 from edgesplit_cli.commands.dashboard import login_address
 from edgesplit_cli.kept_options import KEPT_META, KeepsOptions, Value, keep_given, shown
 from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, format_address
-from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
+from edgesplit_controller.settings import PORT_FIELDS, RETENTION_FIELDS, BrokerKind, Settings
 
 
 @click.command(cls=KeepsOptions)
@@ -114,8 +114,8 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     """The controller's settings by the options of `edgectl up`; UsageError if they do not fit together."""
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = ("metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join")
-    kept = ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
-    chosen |= {name: options[name] for name in (*same, *kept, "api_url", "offload_url", "telemetry_s", "force")}
+    more = ("api_url", "offload_url", "telemetry_s", "force", *RETENTION_FIELDS)
+    chosen |= {name: options[name] for name in (*same, *more)}
     return Settings(
         data=data, hosts=options["hosts"], offload=not options["no_offload"], offload_mode=options["offload_mode"],
         offload_metrics=format_address(options["offload_metrics"]), **chosen,
