@@ -37,6 +37,8 @@ MAX_PROCESSES = 16
 """Limit of processes of one controller, over all machines: the broker's access rules list that many client names."""
 PORT_FIELDS = ("api_port", "mqtt_port", "offload_port")
 """Names of the fields of `Settings` that are ports."""
+RETENTION_FIELDS = ("keep_releases", "keep_versions", "keep_history_s", "keep_unused_s")
+"""Names of the fields of `Settings` that are retention rules; a process that joins takes them from the first one."""
 _PORT_RANGE = range(15_000, 32_000)
 """Range from which ports are chosen: below Linux's range for outgoing connections, so that a remembered port is not
 taken by an outgoing connection."""
@@ -124,7 +126,7 @@ class Settings:
             raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
         if not 1 <= self.processes <= MAX_PROCESSES:
             raise UsageError(f"--processes is 1 to {MAX_PROCESSES}, not {self.processes}")
-        if min(self.keep_releases, self.keep_versions, self.keep_history_s, self.keep_unused_s) < 0:
+        if min(getattr(self, name) for name in RETENTION_FIELDS) < 0:
             raise UsageError("--keep-releases, --keep-versions, --keep-history and --keep-unused are not negative")
         least, most = TELEMETRY_INTERVAL_RANGE_S
         if not least <= self.telemetry_s <= most:

@@ -16,7 +16,7 @@ from edgesplit.observability.log_format import FORMATS
 from edgesplit_cli.commands.dashboard import login_address
 from edgesplit_cli.kept_options import KEPT_META, KeepsOptions, Value, keep_given, shown
 from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, S3_URL, SIZE, format_address
-from edgesplit_controller.settings import PORT_FIELDS, BrokerKind, Settings
+from edgesplit_controller.settings import PORT_FIELDS, RETENTION_FIELDS, BrokerKind, Settings
 
 
 @click.command(cls=KeepsOptions)
@@ -127,8 +127,8 @@ def to_settings(data: Path, options: Mapping[str, Any]) -> Settings:
     chosen = {name: options[name] for name in (*PORT_FIELDS, "bind") if options[name] is not None}
     same = (
         "metrics", "log_format", "database", "broker", "advertised_broker", "on_revocation", "processes", "join",
-        "keep_releases", "keep_versions", "keep_history_s", "keep_unused_s", "api_url", "offload_url", "telemetry_s",
-        "broker_memory_bytes", "blobs", "blob_cache_bytes", "force",
+        "api_url", "offload_url", "telemetry_s", "broker_memory_bytes", "blobs", "blob_cache_bytes", "force",
+        *RETENTION_FIELDS,
     )  # fmt: skip
     chosen |= {name: options[name] for name in same}
     return Settings(

@@ -37,7 +37,7 @@ from sqlalchemy import select
 
 import edgesplit
 from edgesplit.atomic_files import write_durably
-from edgesplit.errors import UsageError
+from edgesplit.errors import EdgeError, UsageError
 from edgesplit.mqtt.session import Session
 from edgesplit.observability import log_format
 from edgesplit.observability.metrics_server import make_metrics_server
@@ -80,7 +80,7 @@ from edgesplit_controller.planning.planner_service import REMEASURE_S
 from edgesplit_controller.retention.holds import Holds
 from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
-from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
+from edgesplit_controller.settings import RETENTION_FIELDS, BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.status import ProcessStatus
 from edgesplit_controller.storage.blob_location import open_blobs
 from edgesplit_controller.storage.database import Database
@@ -321,19 +321,14 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
 
     process.start(PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
 
-    def collect() -> None:
-        if foundations.lease.held():
-            controller.collector.collect()
-
-    process.start(
-        PeriodicThread("collection", collect, COLLECT_INTERVAL_S, first_s=COLLECT_AFTER_S, stopping=process.stopping)
-    )
-
     def remeasure() -> None:
         if foundations.lease.held() and not heavy.waiting:
             heavy.run_blocking(lambda: controller.planner.remeasure_busy(process.stopping.wait), process.stopping)
 
     process.start(PeriodicThread("remeasure", remeasure, REMEASURE_S, stopping=process.stopping))
+
+    if not process.settings.join:  # the first process has the retention rules that the data folder keeps
+        _start_collection(process)
     housekeeping = Housekeeping(
         foundations.repository, foundations.rotation, controller, process.assembly.delivery,
         process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,
@@ -341,6 +336,21 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
     )  # fmt: skip
     stopping = process.stopping
     process.start(PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=stopping))
+
+
+def _start_collection(process: _Process) -> None:
+    """Start the periodic garbage collection."""
+    collector = process.assembly.controller.collector
+
+    def collect() -> None:
+        try:
+            collector.collect()
+        except EdgeError as error:
+            log.error("garbage is not collected now: %s", error)
+
+    process.start(
+        PeriodicThread("collection", collect, COLLECT_INTERVAL_S, first_s=COLLECT_AFTER_S, stopping=process.stopping)
+    )
 
 
 def _start_mqtt(process: _Process) -> Session:
@@ -538,7 +548,7 @@ def _settings_of_joining(settings: Settings) -> Settings:
         blobs=settings.blobs or str(running.get("blobs", "")),
         advertised_broker=settings.advertised_broker or device_broker,
         api_url=settings.api_url or str(running.get("api_url", "")),
-        offload_url=settings.offload_url or str(running.get("offload_url", "")),
+        offload_url=settings.offload_url or str(running.get("offload_url", "")), **running.get("retention", {}),
     )  # fmt: skip
     await_port(joined, "api_port", 0.0)
     return joined
@@ -572,6 +582,7 @@ def _addresses(settings: Settings) -> dict[str, Any]:
         "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
         "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
         "blobs": settings.blobs, "pid": os.getpid(), "version": edgesplit.__version__,
+        "retention": {name: getattr(settings, name) for name in RETENTION_FIELDS},
     }  # fmt: skip
 
 

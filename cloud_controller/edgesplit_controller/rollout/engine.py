@@ -329,6 +329,7 @@ class Rollouts:
         rollback_releases |= store.rollback_releases(session, rollout.model, planned_step.to_assign)
         # Referenced until the end of the method: the session keeps rows only weakly.
         _held = store.lock_and_prefetch(session, [*planned_step.to_assign, *planned_step.to_roll_back])
+        _release = session.get(ReleaseRow, rollout.release)  # read for each device that is assigned it
         counters: dict[str, int] = {}
         refused: dict[str, str] = {}
         releases = dict.fromkeys(planned_step.to_assign, rollout.release)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import device_name
+from edgesplit_controller.app import main
+from edgesplit_controller.app.assembly import retention_rules
 from edgesplit_controller.app.processes import acquire_slot, decode_settings, encode_settings
 from edgesplit_controller.messaging.broker import CONTROLLERS
-from edgesplit_controller.settings import MAX_PROCESSES, Settings
+from edgesplit_controller.settings import MAX_PROCESSES, RETENTION_FIELDS, Settings
 from edgesplit_controller.storage.database import Database
 
 
@@ -45,3 +48,21 @@ def test_an_additional_process_inherits_every_setting(tmp_path: Path) -> None:
     plain = Settings(data=tmp_path)
     assert decode_settings(encode_settings(plain)) == plain
     assert {field.name for field in fields(Settings)} >= {"database", "broker", "processes"}
+
+
+def test_a_process_that_joins_has_the_retention_rules_of_the_first_one(tmp_path: Path) -> None:
+    """Garbage collection through it would otherwise delete what the first one is told to keep."""
+    url = "postgresql://localhost/shared"
+    first = Settings(data=tmp_path, database=url, keep_releases=9, keep_history_s=5.0)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "ca.pem").touch()
+    (tmp_path / "controller.json").write_text(json.dumps(main._addresses(first)))
+    joined = main._settings_of_joining(Settings(data=tmp_path, database=url, join=True, api_port=0))
+    assert retention_rules(joined) == retention_rules(first) != retention_rules(Settings(data=tmp_path))
+
+
+@pytest.mark.parametrize("name", RETENTION_FIELDS)
+def test_a_negative_retention_rule_is_refused(tmp_path: Path, name: str) -> None:
+    """It would keep less than nothing."""
+    with pytest.raises(UsageError, match="not negative"):
+        Settings(data=tmp_path, **{name: -1})
