@@ -253,8 +253,8 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     _print_table(columns, rows, title, "slowest first", show_all=show_all)
     console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in layers))} ms")
     if slices := measured.get("slices"):
-        rows = [_slice_row(slice_) for slice_ in slices]
-        _print_table(SLICE_COLUMNS, rows, "slices that plans choose, measured whole", show_all=show_all)
+        title = "slices that plans choose, measured whole"
+        _print_table(SLICE_COLUMNS, [_slice_row(slice_) for slice_ in slices], title, show_all=show_all)
     if measured.get("measurement"):
         console().print(f"used by plans: {measured['measurement']}")
     for note in measured.get("notes", ()):
@@ -262,9 +262,10 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     if codecs := measured.get("codecs"):
         if not show_all:
             codecs = sorted(codecs, key=lambda codec: codec["raw_bytes"] - codec["zstd_bytes"], reverse=True)
-        rows = [_codec_row(codec) for codec in codecs]
         title = "lossy codecs, zstd besides"
-        _print_table(CODEC_COLUMNS, rows, title, "largest saving first", show_all=show_all)
+        _print_table(
+            CODEC_COLUMNS, [_codec_row(codec) for codec in codecs], title, "largest saving first", show_all=show_all
+        )
 
 
 def _print_table(

@@ -24,7 +24,8 @@ def test_up_said_the_root_key_warning_twice(monkeypatch: pytest.MonkeyPatch, cap
     now = 1000.0
     monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: now))
     names = [name for name in Housekeeping.__dataclass_fields__ if not name.startswith("_")]
-    work = Housekeeping(**dict.fromkeys(names, part))
+    parts: dict[str, Any] = dict.fromkeys(names, part)
+    work = Housekeeping(**parts)
     work()
     assert NOTICE not in caplog.text
     for days in (1, 2):
