@@ -13,8 +13,8 @@ import pytest
 
 from edgesplit.process import confinement
 from edgesplit_cli.commands.fleet import unhealthy_parts
-from edgesplit_controller.components.overview import OUTDATED_S, REMEDIES, HealthOverview
 from edgesplit_controller.components.offload_status import LISTS, SERVING
+from edgesplit_controller.components.overview import OUTDATED_S, REMEDIES, HealthOverview
 from edgesplit_controller.components.probes import Probe, ProbeResult, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import REFRESH_S, StatusRecorder
 from edgesplit_controller.storage.tables.core import GatewayRouteRow, GatewayRow
