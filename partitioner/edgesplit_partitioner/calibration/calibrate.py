@@ -128,9 +128,9 @@ def measured_jobs(threads: int, cores: int) -> list[tuple[Engine, EngineOptions]
     jobs: list[tuple[Engine, EngineOptions]] = [("onnxruntime", EngineOptions(threads=threads))]
     fused = [EngineOptions(threads=count, optimise="fast", merge=True) for count in counts]
     fused += [msgspec.structs.replace(fused[-1], spinning=True)] if counts[-1] > 1 else []
-    jobs += [("onnxruntime", setup) for setup in fused]
+    jobs.extend(("onnxruntime", setup) for setup in fused)
     if find_spec("ai_edge_litert") is not None:
-        jobs += [("litert", EngineOptions(threads=count)) for count in counts]
+        jobs.extend(("litert", EngineOptions(threads=count)) for count in counts)
     return jobs
 
 

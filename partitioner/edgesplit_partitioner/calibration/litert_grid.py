@@ -273,7 +273,7 @@ def port_model(wide: bool) -> bytes:
     """As `operator_grid.port_model`."""
     network = Network("FP32")
     sources = [network.input(1, 16)]
-    outputs = []
+    outputs: list[str] = []
     for position in range(operator_grid.PORT_COUNT):
         if position:
             sources.append(network.input(1, 16) if wide else outputs[-1])

@@ -519,12 +519,13 @@ def test_what_devices_measured_at_work_replaces_the_prediction(tmp_path: Path) -
     bench, measure = RegistryHarness(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
     planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
-    names = tuple(layer.name for layer in planning.costs(model, "raspberrypi4").layers)
-    told = FieldMeasurements(link=parse_link("wifi"), device=(SliceMeasurement(names, 0.4),), devices=2)
+    layers = planning.costs(model, "raspberrypi4").layers
+    names, seconds = tuple(layer.name for layer in layers), 3.0 * sum(layer.seconds["device"] for layer in layers)
+    told = FieldMeasurements(link=parse_link("wifi"), device=(SliceMeasurement(names, seconds),), devices=2)
     planning.at_work = lambda asked, device_class: told if device_class == "raspberrypi4" else None
 
     planned = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="device"))
-    assert planned.row.device_s == pytest.approx(0.4)
+    assert planned.row.device_s == pytest.approx(seconds)
     basis = planning.describe(model, "raspberrypi4", "lte", PlanOptions())["basis"]["device"]
     assert basis == "measured: at work, on 2 of raspberrypi4"
     assert planning.costs(model, "raspberrypi5").basis["device"].startswith("predicted")
