@@ -92,7 +92,7 @@ def test_export_writes_the_requested_format_and_rows(
 
     triton = ("export", "triton", "--out", str(tmp_path / "no"))
     assert "did you mean digits" in cloud.edgectl(*triton, "digit", code=2)
-    assert "raspberrypi4 cut-1" in cloud.edgectl(*triton, made["release"][:12], "--row", "cut-7", code=2)
+    assert "raspberrypi4 cut-10" in cloud.edgectl(*triton, made["release"][:12], "--row", "cut-99", code=2)
     cloud.edgectl("deploy", "digits", "--partition", "cloud", "--to", "pi4")
     assert "--offload URL" in cloud.edgectl(*triton, "digits", code=3)
     assert "triton://HOST" in cloud.edgectl("deploy", "digits", "--to", "pi4", "--offload", "gpu:8000", code=2)

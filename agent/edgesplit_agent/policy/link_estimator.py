@@ -256,7 +256,7 @@ def fade(believed: float, usual: float, age_s: float, half_life_s: float = BELIE
     """
     if believed == usual or not 0.0 < age_s < math.inf:
         return believed
-    return usual + (believed - usual) * 2.0 ** (-age_s / half_life_s)
+    return usual + (believed - usual) * math.pow(2.0, -age_s / half_life_s)
 
 
 def is_probe_due(now: float, last_sent: float, idle_s: float) -> bool:
