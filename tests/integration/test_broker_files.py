@@ -124,9 +124,18 @@ def test_the_command_writes_what_the_broker_needs(tmp_path: Path, kind: str) -> 
     assert not (tmp_path / "data" / "broker").exists()
 
 
+def test_the_brokers_memory_is_bounded_as_the_option_says(tmp_path: Path) -> None:
+    """In the files for another machine, whose memory is not this one's."""
+    words = ["--data", str(tmp_path / "data"), "up", "--broker", "mqtts://mq", "--broker-memory", "768MiB"]
+    words += ["--print-broker-config", "mosquitto", "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
+    assert f"memory_limit {768 * 2**20}\n" in (tmp_path / "out" / "mosquitto.conf").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--broker", "mqtts://mq", "--broker-memory", "1MB", "--out", "x"], "at least 64.0 MiB"),
         (["--out", "x"], "--broker mqtts://HOST:8883"),
         (["--broker", "mqtts://mq"], "--out DIR"),
         (["--broker", "mqtt://mq", "--out", "x"], "mutual TLS is needed"),

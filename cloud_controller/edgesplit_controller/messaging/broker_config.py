@@ -111,7 +111,7 @@ def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str
         "  mqueue_store_qos0 = true",
         "  shared_subscription = true",
         "}",
-        "# A client that sends more than it reads, or makes the broker remember too much, is disconnected.",
+        "# A client that makes the broker remember too much is disconnected; by send_timeout, one that does not read.",
         "force_shutdown {",
         "  enable = true",
         f"  max_mailbox_size = {MAILBOX_MESSAGES}",

@@ -40,8 +40,8 @@ FORGIVEN_BYTES_PER_S: Final = 512.0
 """Unexplained bytes that are forgotten each second: pings, acknowledgements, the overhead of TLS."""
 MAX_CREDIT_BYTES: Final = 256 * 2**10
 """Most bytes that may be explained before they are counted."""
-MESSAGE_OVERHEAD_BYTES: Final = 128
-"""Of a message that the controller received, beside topic and payload: MQTT's header and properties, TLS, TCP."""
+MESSAGE_OVERHEAD_BYTES: Final = 64
+"""Of a message that the controller received, beside topic and payload: MQTT's header and properties, TLS."""
 CONNECTION_BYTES: Final = 4 * 2**10
 """What explains itself of each connection: handshake, CONNECT, the first subscriptions."""
 ACKED_PER_EXPLAINED: Final = 256
