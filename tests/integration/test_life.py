@@ -172,8 +172,10 @@ def retained(cloud: Cloud, *words: bytes) -> list[str]:
     while came.wait(1.0):  # retained messages come at once after the subscription
         came.clear()
     session.stop()
+    # An empty payload is no retained message, but the clearing of one, which came in between.
+    kept = {topic: payload for topic, payload in found.items() if payload}
     return [
-        topic for topic, payload in found.items() if any(word in payload or word in topic.encode() for word in words)
+        topic for topic, payload in kept.items() if any(word in payload or word in topic.encode() for word in words)
     ]
 
 

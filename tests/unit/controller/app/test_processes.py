@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -65,4 +65,4 @@ def test_a_process_that_joins_has_the_retention_rules_of_the_first_one(tmp_path:
 def test_a_negative_retention_rule_is_refused(tmp_path: Path, name: str) -> None:
     """It would keep less than nothing."""
     with pytest.raises(UsageError, match="not negative"):
-        Settings(data=tmp_path, **{name: -1})
+        replace(Settings(data=tmp_path), **{name: -1})
