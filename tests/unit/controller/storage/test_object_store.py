@@ -72,7 +72,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_spliced(s3_mock_buck
         source.read()
 
 
-def test_nobody_reads_half_of_an_object(s3_mock_bucket: Bucket, small_parts: int) -> None:
+def test_half_of_an_object_is_never_visible(s3_mock_bucket: Bucket, small_parts: int) -> None:
     """An upload that fails, or whose writer fails, leaves neither an object nor its parts; the one before it stays."""
     store = s3_mock_bucket.store()
     store.write("object", b"before")
