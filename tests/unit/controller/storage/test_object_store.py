@@ -142,6 +142,10 @@ def test_a_missing_bucket_object_or_store_is_named(s3_mock_bucket: Bucket, monke
     with pytest.raises(LinkError, match=r"does not answer .* AWS_ENDPOINT_URL_S3"):
         ObjectStore(ObjectUrl("bucket", ""), pause=paused.append).read("x")
     assert len(paused) >= ATTEMPTS - 1
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:s3cr3t@store.example:9000")
+    with pytest.raises(UsageError, match="has credentials") as raised:
+        ObjectStore(ObjectUrl("bucket", ""))
+    assert "s3cr3t" not in str(raised.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store.example:9000")
     with pytest.raises(UsageError, match="without TLS"):
         ObjectStore(ObjectUrl("bucket", ""))
