@@ -81,10 +81,9 @@ def backup(
     url = database or kept_text(data, "database") or f"sqlite:///{data / 'controller.db'}"
     recipient = parse_recipient(to) if to else b""
     passphrase = "" if without_keys or to else ask_secret(f"passphrase of {file}", new=True)
-    with (
-        blobs_for_command(blobs_url or kept_text(data, "blobs"), data, data) as store,
-        progress_bar("backup", *BYTES, quiet=as_json) as update,
-    ):
+    store_url = blobs_url or kept_text(data, "blobs")
+    elsewhere = blobs_for_command(store_url, data, data) if store_url else nullcontext()
+    with elsewhere as store, progress_bar("backup", *BYTES, quiet=as_json) as update:
         contents = make_backup(
             data, url, location, BackupKey(passphrase, recipient), keys=not without_keys, blobs=not without_blobs,
             now=time.time(), store=store, replace=force,

@@ -43,12 +43,12 @@ def open_blobs(url: str, data: Path, cache_bytes: int) -> Blobs:
 @contextmanager
 def blobs_for_command(url: str, data: Path, scratch: Path) -> Iterator[Blobs]:
     """The blobs at `url`, or those in the data folder, for one command: nothing is cached, and large blobs pass through
-    a temporary folder in `scratch`."""
+    a temporary folder in `scratch`, or the system's if there is no such folder."""
     if not url:
         yield BlobStore(data / "blobs")
         return
     objects = ObjectStore(ObjectUrl.parse(url))
-    with tempfile.TemporaryDirectory(prefix=".blobs-", dir=scratch) as folder:
+    with tempfile.TemporaryDirectory(prefix=".blobs-", dir=scratch if scratch.is_dir() else None) as folder:
         yield S3BlobStore(objects, BlobCache(Path(folder), 0))
 
 

@@ -399,13 +399,16 @@ def make_client() -> Any:
         client = session.create_client("s3", region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"the S3 client's configuration is wrong: {_first_line(error)}") from error
-    _check_encrypted(str(client.meta.endpoint_url))
+    _check_endpoint(str(client.meta.endpoint_url))
     return client
 
 
-def _check_encrypted(endpoint: str) -> None:
-    """UsageError for plain HTTP, except on this machine: models would be readable on the way."""
+def _check_endpoint(endpoint: str) -> None:
+    """UsageError for one with credentials, which messages would show, and for plain HTTP except on this machine: models
+    would be readable on the way."""
     parts = urlsplit(endpoint)
+    if "@" in parts.netloc:
+        raise UsageError("the endpoint of the object store has credentials: take them out, and set AWS_ACCESS_KEY_ID")
     if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
         raise UsageError(
             f"the object store at {endpoint} is reached without TLS: use its https:// address (AWS_CA_BUNDLE names the"

@@ -72,7 +72,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_spliced(s3_mock_buck
         source.read()
 
 
-def test_nobody_reads_half_of_an_object(s3_mock_bucket: Bucket, small_parts: int) -> None:
+def test_half_of_an_object_is_never_visible(s3_mock_bucket: Bucket, small_parts: int) -> None:
     """An upload that fails, or whose writer fails, leaves neither an object nor its parts; the one before it stays."""
     store = s3_mock_bucket.store()
     store.write("object", b"before")
@@ -142,6 +142,10 @@ def test_a_missing_bucket_object_or_store_is_named(s3_mock_bucket: Bucket, monke
     with pytest.raises(LinkError, match=r"does not answer .* AWS_ENDPOINT_URL_S3"):
         ObjectStore(ObjectUrl("bucket", ""), pause=paused.append).read("x")
     assert len(paused) >= ATTEMPTS - 1
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:s3cr3t@store.example:9000")
+    with pytest.raises(UsageError, match="has credentials") as raised:
+        ObjectStore(ObjectUrl("bucket", ""))
+    assert "s3cr3t" not in str(raised.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store.example:9000")
     with pytest.raises(UsageError, match="without TLS"):
         ObjectStore(ObjectUrl("bucket", ""))
