@@ -6,7 +6,7 @@ import base64
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,7 @@ import msgspec
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.input_spec import InputSpec
 from edgesplit.quantities import format_size
+from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.local.model import MAX_SAMPLES, read_labels, warn_of_range
 from edgesplit_cli.options.completion import complete_devices, complete_models, complete_profiles
@@ -114,11 +115,12 @@ def _interface_lines(model_: Mapping[str, Any]) -> list[str]:
         for tensor in model_[side]
     ]
     bindings = " ".join(f"{name}={value}" for name, value in (model_.get("bindings") or {}).items())
-    return [
+    lines = [
         *tensors,
         f"  {'--input':8}{model_.get('input') or 'none: the model takes tensors'}",
         *([f"  {'--bind':8}{bindings}"] if bindings else []),
     ]
+    return [str(printable(line)) for line in lines]
 
 
 @contextmanager
@@ -243,10 +245,9 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     """Print what was measured on the controller's machine; of each table the rows that cost or save most, unless
     `show_all`."""
     layers = measured["layers"]
-    slowest = layers if show_all else sorted(layers, key=lambda layer: layer["median_s"], reverse=True)
     rows: list[tuple[str, ...]] = [
         (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
-        for layer in slowest
+        for layer in _ranked(layers, lambda layer: layer["median_s"], show_all=show_all)
     ]
     title = f"{measured['model']} on {measured.get('where', 'local')}"
     columns = ("layer", "operator", ">median ms", ">p95 ms")
@@ -260,12 +261,14 @@ def _print_measurements(measured: Mapping[str, Any], *, show_all: bool) -> None:
     for note in measured.get("notes", ()):
         console().print(note)
     if codecs := measured.get("codecs"):
-        if not show_all:
-            codecs = sorted(codecs, key=lambda codec: codec["raw_bytes"] - codec["zstd_bytes"], reverse=True)
-        title = "lossy codecs, zstd besides"
-        _print_table(
-            CODEC_COLUMNS, [_codec_row(codec) for codec in codecs], title, "largest saving first", show_all=show_all
-        )
+        ranked = _ranked(codecs, lambda codec: codec["raw_bytes"] - codec["zstd_bytes"], show_all=show_all)
+        codec_rows = list(map(_codec_row, ranked))
+        _print_table(CODEC_COLUMNS, codec_rows, "lossy codecs, zstd besides", "largest saving first", show_all=show_all)
+
+
+def _ranked(rows: Sequence[Any], key: Callable[[Any], float], *, show_all: bool) -> Sequence[Any]:
+    """The rows, those with the largest key first where only a part will be printed."""
+    return rows if show_all or len(rows) <= FEW_ROWS else sorted(rows, key=key, reverse=True)
 
 
 def _print_table(

@@ -177,7 +177,8 @@ def with_tier_factor(costs: Costs, tier: str, factor: float) -> Costs:
         else layer
         for layer in costs.layers
     )
-    note = f"{costs.basis.get(tier, 'measured')}; slices measured whole take {factor:.3f} of the sum of their layers"
+    basis = costs.basis.get(tier, "measured")
+    note = f"{basis}; slices measured whole take {factor:.3f} times the sum of their layers"
     intervals = without_tier(costs.intervals, tier)
     return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: note}, intervals=intervals)
 

@@ -82,4 +82,4 @@ def test_the_correction_changes_one_tier_and_its_basis() -> None:
     made = with_tier_factor(costs, "cloud", 0.8)
 
     assert [layer.seconds for layer in made.layers] == [{"device": 1.0, "cloud": 0.5}, {"device": 1.0, "cloud": 0.4}]
-    assert "times 0.800" in made.basis["cloud"]
+    assert "take 0.800 times the sum of their layers" in made.basis["cloud"]
