@@ -6,24 +6,31 @@ another device asks as ever, and every one of its requests is answered.
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
-from time import time
+from time import monotonic, time
 
 import pytest
 
+from edgesplit.atomic_files import write_durably
+from edgesplit.client.connection import Connection
 from edgesplit.crypto.permitted_devices import PERMITTED_FILE, write_permitted
 from edgesplit.errors import LinkError
 from edgesplit.http1.admission import FLOOD_REFUSALS
+from edgesplit.identifiers import gateway_host
 from edgesplit.limits import LIMITS
 from edgesplit.trust.identity import Credentials
+from edgesplit_agent.control.gateway_server import GatewayServer, NextTier
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.pki.authority import Authority
 from support.attacked_server import DECLARED, AttackedServer
 from support.edgesplit_processes import eventually
-from support.offload_processes import PATIENCE_S, Signed, signed_release
+from support.offload_processes import PATIENCE_S, Serving, Signed, signed_release
 
 CONNECTIONS = 256
 """Of one serving process, by default."""
@@ -168,6 +175,37 @@ def test_nothing_named_the_device_that_attacked_an_offload_server(attacked: Atta
     assert status == 200 and named["device"] == "thief" and named["reasons"].startswith("malformed")
     assert named["refused"] >= FLOOD_REFUSALS and answer["revocation_list_expires"] > time()
     assert attacked.get(thief, STATUS)[0] == attacked.get(attacked.bystander, STATUS)[0] == 403
+
+
+def test_nothing_named_the_device_that_attacked_a_gateway(signed: Signed, tmp_path: Path) -> None:
+    """The gateway's agent asks its own server by its own certificate, which nobody else has; a gateway keeps its
+    network, because it asks the next tier."""
+    authority, folder = Authority(tmp_path / "keys"), DataFolder(tmp_path / "gw")
+    folder.acquire()
+    own, thief = authority.issue_client("gw"), authority.issue_client("thief")
+    for source, path in ((own.key_file, folder.key_file), (own.certificate_file, folder.certificate_file)):
+        write_durably(path, source.read_bytes(), mode=0o600)
+    write_durably(folder.ca_file, authority.ca_pem.encode())
+    server = authority.issue_server("server", [gateway_host("gw")])
+    options = ("--cert", server.certificate_file, "--key", server.key_file, "--ca", server.ca_file)
+    next_tier = ("--next-tier", "https://cloud:1", "--next-tier-cert", own.certificate_file)
+    with Serving(signed, "--processes", 1, *options, *next_tier, "--next-tier-key", own.key_file) as serving:
+        identity = Identity(
+            device="gw", device_class="pi4", broker="b:1", offload="", controller="https://c:1", tuf_root="{}"
+        )
+        agent = GatewayServer(folder, identity, f"127.0.0.1:{serving.port}", NextTier("https://cloud:1"))
+        assert agent._read_flood() == ""
+        for _ in range(FLOOD_REFUSALS):
+            sock = socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S)
+            with thief.client_context().wrap_socket(sock, server_hostname=gateway_host("gw")) as connection:
+                connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 268435456\r\n\r\n")
+                assert is_closed(connection)
+        assert agent._read_flood().startswith("thief was refused ")
+        with closing(Connection("127.0.0.1", serving.port, thief.client_context(), gateway_host("gw"))) as connection:
+            assert connection.exchange("GET", STATUS, deadline=monotonic() + PATIENCE_S).status == 403
+        with closing(Connection("127.0.0.1", serving.port, own.client_context(), gateway_host("gw"))) as connection:
+            answer = connection.exchange("GET", STATUS, deadline=monotonic() + PATIENCE_S)
+            assert json.loads(bytes(answer.body))["keeps_network"] == "it asks the next tier"
 
 
 def test_a_revocation_list_that_expired_stopped_every_device(attacked: AttackedServer) -> None:

@@ -136,7 +136,7 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
     the files' paths."""
     if not settings.broker:
         raise UsageError("give the broker's address, as devices reach it: --broker mqtts://HOST:8883")
-    DerivedSecrets(settings.data / "keys")
+    DerivedSecrets(settings.data / "keys")  # before the authority is created
     authority = Authority(settings.data / "keys")
     database = Database(settings.database_url)
     try:

@@ -2,7 +2,8 @@
 far it is confined.
 
 The server names a device as long as it keeps refusing it (`edgesplit.http1.admission`); the device is recorded, the
-first report is an event, and the fleet's pages show it. Whether and how a server is reached, is the other probe's.
+first report is an event, and the fleet's pages show it. Whether the server can be reached is another probe's
+finding.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ EVENT_OVERLAP = 200
 """Newest events that each reading looks through again, because events are numbered before they are committed."""
 KIND_BY_PREFIX: tuple[tuple[str, Kind], ...] = (
     ("device.flooding", "alert"), ("device.copied", "alert"), ("device.endpoint_flooded", "alert"),
-    ("device.gateway_flooded", "alert"),    ("device.revocation_list_expired", "alert"),
+    ("device.gateway_flooded", "alert"), ("device.revocation_list_expired", "alert"),
     ("device.", "device"), ("gateway.", "device"),
     ("model.", "model"), ("agent.", "model"), ("release.", "model"), ("replan.", "model"),
     ("deployment.", "rollout"), ("rollout.", "rollout"),
