@@ -26,7 +26,7 @@ from edgesplit.runtime.providers import check_names
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
 """Pattern of a profile name. No dots: names of remote models contain the device class between dots."""
-MAX_BYTES = 1 << 20
+MAX_BYTES = 2 << 20
 """Largest profile file. A calibrated profile holds about 900 measured points for each of its fits."""
 PROFILE_PACKAGE = "edgesplit_device_profiles"
 """Package that contains the shipped profiles."""
@@ -260,7 +260,7 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     if sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > _MAX_COLLECTIONS:
-        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a calibrated profile has about 4,000")
+        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a calibrated profile has about 7,000")
     for token in yaml.scan(text) if "*" in text else ():
         if isinstance(token, yaml.AliasToken):
             raise yaml.YAMLError(f"aliases (*{token.value}) are not supported: repeat the value")
