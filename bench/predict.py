@@ -186,9 +186,9 @@ def _predict(predictor: Predictor, layers: Sequence[Layer], cut: CutSlice) -> Pr
     return Prediction(together.seconds + around_s, together.low_s + around_s, together.high_s + around_s)
 
 
-def measure(slices: Sequence[tuple[list[Case], list[CutSlice]]], runs: int) -> None:
+def measure(slices: Sequence[tuple[list[Case], list[CutSlice]]], runs: int, rounds: int) -> None:
     """Measure in rounds over all slices, so that a disturbance affects all of them."""
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for chosen, cut in slices:
             times = measure_slices(cut, runs=runs, seconds=2.0, setups=[case.setup for case in chosen])
             for case, one in zip(chosen, cut, strict=True):
@@ -204,7 +204,8 @@ def main() -> None:
     parser.add_argument(
         "--models", type=Path, default=models_folder(), help="folder of trained models [$EDGESPLIT_MODELS]"
     )
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=15, help="of each slice in a round")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     begun = time.perf_counter()
     profile = load_profile(given.profile) if given.profile else _calibrate(given.minutes)
@@ -219,7 +220,7 @@ def main() -> None:
             for name, model in find_models(given.models, Path(scratch), left_out)
             for pair in _try(name, model, profile, left_out)
         ]
-        measure(pairs, given.runs)
+        measure(pairs, given.runs, given.rounds)
     load = load_between(counters, read_counters(), [])
     print(f"the machine meanwhile: {load}, this benchmark's own work left out of other work")
     facts = {"calibration_s": round(calibrated_s, 1), "load": msgspec.to_builtins(load)}

@@ -26,8 +26,10 @@ from edgesplit.runtime.providers import check_names
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
 """Pattern of a profile name. No dots: names of remote models contain the device class between dots."""
-MAX_BYTES = 1 << 20
-"""Largest profile file. A calibrated profile holds about 900 measured points for each of its fits."""
+MAX_BYTES = 2 << 20
+"""Largest profile file. A calibrated profile holds about 900 measured points for each of its fits: 0.8 MB as JSON."""
+MAX_YAML_BYTES = 512 << 10
+"""Largest profile file in YAML, whose parser is slow. A calibrated profile has 0.25 MB."""
 PROFILE_PACKAGE = "edgesplit_device_profiles"
 """Package that contains the shipped profiles."""
 
@@ -259,8 +261,10 @@ def _parse_yaml(text: str) -> Any:
     memory."""
     import yaml
 
+    if len(text) > MAX_YAML_BYTES:
+        raise yaml.YAMLError(f"larger than {MAX_YAML_BYTES} bytes; JSON may have {MAX_BYTES}")
     if sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > _MAX_COLLECTIONS:
-        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a calibrated profile has about 4,000")
+        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a calibrated profile has about 7,000")
     for token in yaml.scan(text) if "*" in text else ():
         if isinstance(token, yaml.AliasToken):
             raise yaml.YAMLError(f"aliases (*{token.value}) are not supported: repeat the value")

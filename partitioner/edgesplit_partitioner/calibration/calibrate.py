@@ -51,6 +51,9 @@ CHILD: Final = "edgesplit_partitioner.calibration.child"
 """Module of the child process."""
 AS_CUT: Final = EngineOptions()
 """Slices as they were cut, on one thread."""
+LEAST_LIMIT_S: Final = 900.0
+"""Seconds that a measurement may take beyond four times its share: the networks and a quarter of the operators are
+measured on any machine, however slow or busy."""
 MOST_CORES: Final = 8
 """Most threads of the tuned measurement."""
 MIN_NETWORKS: Final = 5
@@ -168,7 +171,7 @@ def measure_points(
             progress(min(lines, job.visits * batch_times.batches), job.visits * batch_times.batches)
 
     try:
-        limit_s = 4 * job.seconds + 60
+        limit_s = 4 * job.seconds + LEAST_LIMIT_S
         limits = measurement_limits(0, None, limit_s)
         run_child(CHILD, limits=limits, limit_s=limit_s, job=msgspec.json.encode(job), on_line=on_line)
     except ChildFailed as error:
