@@ -223,7 +223,7 @@ def test_a_devices_page_says_why_its_model_runs_where_it_does(dashboard: Dashboa
 
 def test_the_fleets_page_shows_its_last_day(dashboard: Dashboard, browser: Browser) -> None:
     """Devices that report, p95, fallbacks and requests, each with its period."""
-    for title in ("Devices reporting", "p95", "Fallbacks", "Requests"):
+    for title in ("Devices reporting", "Mean p95", "Fallbacks", "Requests"):
         browser.shows("last 24 hours", f"section[aria-label='{title}']")
         browser.one(f"section[aria-label='{title}'] canvas")
 

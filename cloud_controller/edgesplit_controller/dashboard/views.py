@@ -56,7 +56,7 @@ def trend(controller: Controller) -> dict[str, Any]:
     if not buckets or buckets[0]["at"] > now - YOUNG_S:
         span = "minute"
         buckets = controller.roll_up.fleet_history(span, now - YOUNG_S, now, groups)
-    return {"span": span, "since": now - DAY_S, "buckets": buckets}
+    return {"span": span, "buckets": buckets}
 
 
 def device_curves(controller: Controller, name: str) -> list[dict[str, Any]]:

@@ -94,7 +94,6 @@ export interface FleetBucket extends Bucket {
 
 export interface FleetTrend {
   span: string;
-  since: number;
   buckets: FleetBucket[];
 }
 

@@ -1,91 +1,59 @@
 // The fleet's last 24 hours in four small charts: devices that report, p95, fallbacks and requests.
 
+import { clock } from "../data/cell";
 import { fromBuckets } from "../data/history";
 import { useResource } from "../data/resource";
 import type { FleetTrend } from "../data/types";
-import { count, percent, seconds } from "../format";
+import { count, NONE, percent, seconds } from "../format";
 import { Chart, type Colour } from "./chart";
 import { Panel } from "./notes";
 
 const EVERY_S = 60;
 const TIME = { format: (value: number) => String(value), time: true };
 
+interface Trend {
+  title: string;
+  values: (number | null)[];
+  format: (value: number) => string;
+  colour: Colour;
+  whole: boolean;
+}
+
 export function Trends() {
   const { data } = useResource<FleetTrend>("/v1/views/fleet/trend", () => false, EVERY_S);
-  if (data === null) return null;
-  const history = fromBuckets(data.buckets);
-  if (history.at.length === 0) return null;
-  const devices = new Map(data.buckets.map((bucket) => [bucket.at, bucket.devices]));
+  // the newest bucket is not over: in it there is less of everything
+  const buckets = data?.buckets.filter((bucket) => bucket.at + bucket.span_s <= clock.value) ?? [];
+  if (data === null || buckets.length === 0) return null;
+  const history = fromBuckets(buckets);
+  const devices = new Map(buckets.map((bucket) => [bucket.at, bucket.devices]));
+  const reporting = history.at.map((at) => devices.get(at) ?? null);
   const shares = history.requests.map((all, place) => (all ? (100 * (history.fallbacks[place] ?? 0)) / all : null));
-  const per = `per ${data.span}`;
-  const period = data.span === "hour" ? "last 24 hours" : "last 2 hours";
+  const period = `per ${data.span}, last ${data.span === "hour" ? "24 hours" : "2 hours"}`;
+  const trends: Trend[] = [
+    { title: "Devices reporting", values: reporting, format: count, colour: "device", whole: true },
+    { title: "Mean p95", values: history.p95, format: seconds, colour: "ink", whole: false },
+    { title: "Fallbacks", values: shares, format: (share) => percent(share, 100), colour: "link", whole: false },
+    { title: "Requests", values: history.requests, format: count, colour: "remote", whole: true },
+  ];
   return (
     <div class="panels four trends">
-      <Trend
-        title="Devices reporting"
-        per={per}
-        period={period}
-        at={history.at}
-        values={history.at.map((at) => devices.get(at) ?? null)}
-        format={count}
-        colour="device"
-        whole
-      />
-      <Trend
-        title="p95"
-        per={`mean ${per}`}
-        period={period}
-        at={history.at}
-        values={history.p95}
-        format={seconds}
-        colour="ink"
-      />
-      <Trend
-        title="Fallbacks"
-        per={per}
-        period={period}
-        at={history.at}
-        values={shares}
-        format={(share) => percent(share, 100)}
-        colour="link"
-      />
-      <Trend
-        title="Requests"
-        per={per}
-        period={period}
-        at={history.at}
-        values={history.requests}
-        format={count}
-        colour="remote"
-        whole
-      />
+      {trends.map(({ title, values, format, colour, whole }) => (
+        <Panel key={title} title={title} note={period}>
+          <Chart
+            label={`${title} ${period}. Newest: ${newest(values, format)}`}
+            x={history.at}
+            xAxis={TIME}
+            yAxis={{ format, least: 0, whole }}
+            lines={[{ label: title, colour, values, filled: true, width: 1.5 }]}
+            height={110}
+          />
+        </Panel>
+      ))}
     </div>
   );
 }
 
-interface TrendProps {
-  title: string;
-  per: string;
-  period: string;
-  at: number[];
-  values: (number | null)[];
-  format: (value: number) => string;
-  colour: Colour;
-  whole?: boolean;
-}
-
-function Trend({ title, per, period, at, values, format, colour, whole = false }: TrendProps) {
-  const newest = values.findLast((value) => value !== null);
-  return (
-    <Panel title={title} note={`${per}, ${period}`}>
-      <Chart
-        label={`${title} ${per}, ${period}. Newest: ${newest === undefined || newest === null ? "none" : format(newest)}`}
-        x={at}
-        xAxis={TIME}
-        yAxis={{ format, least: 0, whole }}
-        lines={[{ label: title.toLowerCase(), colour, values, filled: true, width: 1.5 }]}
-        height={110}
-      />
-    </Panel>
-  );
+function newest(values: (number | null)[], format: (value: number) => string): string {
+  const value = values.findLast((each) => each !== null);
+  return value === undefined || value === null ? NONE : format(value);
 }
