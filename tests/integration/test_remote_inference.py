@@ -220,3 +220,19 @@ def test_a_device_whose_policy_forbids_it_refuses(cloud: Cloud, agent: Agent) ->
     told = cloud.edgectl("infer", "digits", str(FRAME_FILE), "--device", "private", "--via", "controller", code=2)
     assert "private: this device runs nothing for operators elsewhere" in told
     assert private.infer("digits", frame_input(frames(1)[0][0])).outputs["probabilities"].shape == (1, 10)
+
+
+def test_a_controller_killed_amid_a_request_is_a_link_error(cloud: Cloud, agent: Agent, device: Device) -> None:
+    """The caller hears that it may have run; an answer that comes later belongs to nothing, and the next request is
+    answered once controller and broker are back."""
+    process = asking(cloud, device.name)
+    job = received(device)
+    cloud.process.kill()
+    code, _, err = ended(process)
+    assert code == 5 and ("may have run" in err or "does not answer" in err)
+    cloud.start()
+    eventually("the device is back", lambda: device.session.wait_connected(1.0))
+    reply(device, job, *answer(job, 7.0))
+    frame = frame_input(FRAME_FILE.read_bytes())
+    answered = eventually("an answer", lambda: cloud.api.infer("pi4", "digits", frame, deadline_s=10))
+    assert answered.outputs["probabilities"].shape == (1, 10)
