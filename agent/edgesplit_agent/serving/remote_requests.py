@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgesplit.errors import NotFound, UsageError
+from edgesplit.errors import UsageError
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import to_parameters
 from edgesplit.release.privacy_floor import PrivacyFloor, private_tensors
 from edgesplit_agent.releases.loaded_release import LoadedRelease
-from edgesplit_agent.serving.engine import Engine, suggest_models
+from edgesplit_agent.serving.engine import Engine, find_release
+from edgesplit_agent.serving.request import served_name
 
 
 class RemoteRequests:
@@ -26,10 +27,7 @@ class RemoteRequests:
     def answer(self, model: str, body: bytes, json_bytes: int | None, deadline_s: float) -> tuple[bytes, int | None]:
         """Run `model` (`name` or `name@version`) on a request's body; returns the answer's body and the length of its
         JSON part. Raises what `Engine.infer` does, MalformedMessage, and UsageError for outputs that must stay here."""
-        name, _, version = model.partition("@")
-        release = self._engine.serving.get(name)
-        if release is None or version not in ("", release.version):
-            raise NotFound(f"no model {model} runs on this device; {suggest_models(name, self._engine.serving)}")
+        release, name = find_release(model, self._engine.serving), served_name(model)
         request = oip.decode_request(body, json_bytes)
         names = oip.pick_outputs({spec.name: spec.name for spec in release.outputs}, request.outputs)
         self._check_may_leave(release, names)
