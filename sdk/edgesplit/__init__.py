@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgesplit.client.client import Answer, Client
     from edgesplit.oip.options import InferOptions
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # onnxruntime's official builds send telemetry to their vendor unless this is set before they are loaded. Only data that
 # the plan names may leave a device; set ORT_DISABLE_TELEMETRY=0 to opt in.
