@@ -2,7 +2,8 @@
 
 It is checked for each request, because a connection may outlive the validity of its certificate. A list that is not
 signed by the authority, or is missing, is ignored: what was revoked stays revoked. So does what an expired list names:
-refusing every device instead would let whoever delays the list stop the fleet. It is logged, and reported to operators.
+refusing every device instead would let an attacker who delays the list stop the fleet. It is logged, and reported to
+operators.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ STATUS = "/v2/edgesplit/status"
 
 
 def test_nothing_named_the_device_that_attacked_an_offload_server(attacked: AttackedServer) -> None:
-    """The server's status, for the operator alone, names the certificate that it keeps refusing, and nobody else."""
+    """The server's status, for the operator alone, names the certificate that it keeps refusing, and no other."""
     thief, operator = attacked.device("thief"), attacked.device("operator")
     assert attacked.get(operator, STATUS)[1]["refused_clients"] == []
     for _ in range(FLOOD_REFUSALS):
@@ -178,7 +178,7 @@ def test_nothing_named_the_device_that_attacked_an_offload_server(attacked: Atta
 
 
 def test_nothing_named_the_device_that_attacked_a_gateway(signed: Signed, tmp_path: Path) -> None:
-    """The gateway's agent asks its own server by its own certificate, which nobody else has; a gateway keeps its
+    """The gateway's agent asks its own server by its own certificate, which no other process has; a gateway keeps its
     network, because it asks the next tier."""
     authority, folder = Authority(tmp_path / "keys"), DataFolder(tmp_path / "gw")
     folder.acquire()
@@ -209,7 +209,7 @@ def test_nothing_named_the_device_that_attacked_a_gateway(signed: Signed, tmp_pa
 
 
 def test_a_revocation_list_that_expired_stopped_every_device(attacked: AttackedServer) -> None:
-    """It stays in force: the thief is refused, everybody else is answered, and the status says since when."""
+    """It stays in force: the thief is refused, every other device is answered, and the status says since when."""
     thief = attacked.device("thief")
     attacked.revoke(thief, life=timedelta(hours=-1))
     assert is_refused_soon(attacked, thief)

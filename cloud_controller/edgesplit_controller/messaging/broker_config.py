@@ -183,7 +183,7 @@ revoked device itself. COMMAND brings the file in $EDGESPLIT_CRL here, whole, an
 
 and on another one the same by scp and ssh. It runs at each start of the controller, at each revocation and every ten
 days, and again every few seconds until it succeeds. The broker's certificate lasts a year, and so does a list: by an
-expired one mosquitto refuses everybody. Write these files anew before the certificate's end.
+expired one mosquitto refuses every client. Write these files anew before the certificate's end.
 """
 )
 _EMQX: Final = (

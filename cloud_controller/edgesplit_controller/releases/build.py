@@ -210,8 +210,8 @@ class ReleaseBuilder:
         return manifest is not None and (is_agent_release(manifest) or device_class in manifest.plans)
 
     def wrap_keys_for_device(self, device: Device, digest: str) -> bytes:
-        """Content keys that a device needs for a release; empty for a release in clear. Whoever is given some may use
-        the remote half."""
+        """Content keys that a device needs for a release; empty for a release in clear. A device that is
+        given some may use the remote half."""
         wrapped = self._content_keys.wrap_for_device(device, digest, self.manifest(digest))
         if wrapped:
             self.permitted_devices.add(digest, device.name)

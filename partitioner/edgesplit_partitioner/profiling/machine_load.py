@@ -2,8 +2,8 @@
 of one measurement are apart.
 
 Times from a busy machine are too long by any factor. `measure_in_rounds` measures a few times and returns the round of
-least total time, with the load beside it; whoever stores it decides by `MachineLoad.is_busy`. Linux reports all of this
-in /proc; where a figure is missing, the others decide.
+least total time, with the load beside it; the caller that stores it decides by `MachineLoad.is_busy`. Linux reports
+all of this in /proc; where a figure is missing, the others decide.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ operators = operator_routes()
 certified = operator_routes(certificate=True)
 
 SESSION_CLAIM_S = 3_600
-"""Longest validity in seconds of a claim made by a browser session: whoever steals a session cannot keep claims."""
+"""Longest validity in seconds of a claim made by a browser session: a stolen session leaves no lasting claims."""
 WORD = r"^[\w .@/=-]*$"
 """Pattern of names, groups, labels and kinds."""
 Word = Annotated[str, Field(max_length=160, pattern=WORD)]

@@ -200,7 +200,7 @@ def test_an_expired_list_of_a_gateway_strands_no_device(bench: Bench) -> None:
 
 @pytest.mark.parametrize("status", [b"", b"no JSON", b"[]", b'{"error": "only for the controller"}'])
 def test_a_gateways_agent_names_the_device_that_floods_it(bench: Bench, status: bytes) -> None:
-    """The one that is refused most, and nobody once the server does not say so any more."""
+    """The one that is refused most, and none once the server does not say so any more."""
     clients = [
         {"device": "cam-1", "refused": 24, "reasons": "slow"},
         {"device": "t1", "refused": 99, "reasons": "bytes"},

@@ -96,7 +96,7 @@ def test_a_large_input_for_a_model_that_is_not_here_gets_the_reason(server: Serv
 
 
 def test_nothing_named_the_user_who_attacked_the_endpoint(server: Server) -> None:
-    """Whoever is refused again and again is a condition of the device, by user; a few refusals are none."""
+    """A user who is refused again and again is a condition of the device; a few refusals are none."""
     for number in range(FLOOD_REFUSALS):
         with opened(server) as sock:
             sock.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")

@@ -39,7 +39,7 @@ class OffloadBench:
 
     def _get(self) -> tuple[int, bytes, float]:
         if self.answer is None:
-            raise LinkError("nobody listens")
+            raise LinkError("no server listens")
         return 200, self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode(), 0.01
 
     def events(self) -> list[tuple[str, str]]:
