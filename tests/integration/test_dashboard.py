@@ -277,7 +277,7 @@ def test_an_agent_row_links_to_the_agents_versions(dashboard: Dashboard, browser
     """It is no model: the link of a device that changes its agent shows the versions that were pushed."""
     build = {"python": "3.11", "machine": "aarch64", "extras": [], "bytes": 9_000_000, "sha256": "0" * 64, "build": ""}
     version = Model(
-        name=AGENT_MODEL, version=1, sha256="", optimised_sha256="", bytes=9_000_000, input_text="", bindings={},
+        name=AGENT_MODEL, version=1, sha256="0" * 64, optimised_sha256="", bytes=9_000_000, input_text="", bindings={},
         shown={"agent": "0.9.1", "builds": [build]}, created=time.time(),
     )  # fmt: skip
     with dashboard.database.write() as session:

@@ -100,6 +100,8 @@ REPLAN_INTERVAL_S = 60.0
 """Seconds between two inspections of the plans in use."""
 COLLECT_AFTER_S, COLLECT_INTERVAL_S = 600.0, 3_600.0
 """Seconds from the start to the first garbage collection, and between two of them."""
+MODELS_LOOKED_FOR = 8
+"""As many of the newest models are looked for at the start; none of them there means another place."""
 ABANDONED_S = 3_600.0
 """An upload that has not grown for this many seconds is deleted; until then another process may be receiving it."""
 API_CREDENTIALS = "api"
@@ -251,16 +253,17 @@ def _check_addresses(process: _Process) -> list[given_addresses.GivenAddresses]:
 
 
 def _check_blobs(process: _Process) -> None:
-    """UsageError if this start looks for the models in another place than where they are."""
+    """UsageError if this start looks for the models in another place than where they are. One that was lost is no
+    reason not to start."""
     foundations, settings = process.foundations, process.settings
     with foundations.database.read() as session:
-        newest = session.scalars(select(Model).order_by(Model.id.desc()).limit(1)).first()
-    if newest is None or settings.force or foundations.blobs.touch(newest.sha256):
+        models = session.scalars(select(Model).order_by(Model.id.desc()).limit(MODELS_LOOKED_FOR)).all()
+    if not models or settings.force or any(foundations.blobs.touch(model.sha256) for model in models):
         return
     place = settings.blobs or settings.data / "blobs"
     raise UsageError(
-        f"{newest.ref}, the newest model, is not in {place}: give the place where the blobs are (--blobs), move them"
-        " with `edgectl blobs move`, or restore them; --force starts without them"
+        f"none of the newest models ({models[0].ref}) is in {place}: give the place where the blobs are (--blobs), move"
+        " them with `edgectl blobs move`, or restore them; --force starts without them"
     )
 
 

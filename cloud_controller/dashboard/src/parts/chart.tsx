@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { aroundPoint, LEAST_TIME_S, logarithmicRange, steps } from "./axis_range";
 
 export type Colour = "device" | "link" | "remote" | "ink" | "faint" | "warn" | "cut1" | "cut2" | "cut3" | "cut4";
 
@@ -100,7 +101,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
   });
   const scale = (given: Axis): uPlot.Scale =>
     given.logarithmic
-      ? { distr: 3, range: (_, low, high) => [low / 1.15, high * 1.15] }
+      ? { distr: 3, range: (_, low, high) => logarithmicRange(low, high) }
       : { range: (_, low, high) => ranged(given, low, high) };
   return {
     width,
@@ -175,23 +176,6 @@ function tellAtRest(plot: uPlot, rest: number | undefined): void {
   if (places.length === 0) return;
   const past = rest === undefined ? -1 : places.findIndex((x) => x >= rest);
   plot.setLegend({ idx: past < 0 ? places.length - 1 : past }, false);
-}
-
-/** Least length of a time axis: a single report is no line from one end to the other. */
-const LEAST_TIME_S = 60;
-
-export function aroundPoint(low: number, high: number): [number, number] {
-  const centre = (low + high) / 2;
-  return [centre - LEAST_TIME_S / 2, centre + LEAST_TIME_S / 2];
-}
-
-/** One, two and five of each power of ten. */
-export function steps(low: number, high: number): number[] {
-  const ticks: number[] = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const base of [1, 2, 5]) ticks.push(base * 10 ** power);
-  }
-  return ticks.filter((tick) => tick >= low && tick <= high);
 }
 
 function tick(value: number, all: number[], axis: ChartProps["xAxis"]): string {
