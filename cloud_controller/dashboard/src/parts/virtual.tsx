@@ -148,6 +148,12 @@ export function stepped(key: string, current: number, length: number, page: numb
   return step === undefined ? null : Math.max(0, Math.min(length - 1, current + step));
 }
 
+/** The first row to draw and the one after the last; none where the table's `top` is far below the window. */
+export function rowsInView(top: number, windowHeight: number, height: number, length: number): [number, number] {
+  const first = Math.min(length, Math.max(0, Math.floor(-top / height) - SPARE));
+  return [first, Math.max(first, Math.min(length, Math.ceil((windowHeight - top) / height) + SPARE))];
+}
+
 function useRowHeight(): number {
   const [narrow, setNarrow] = useState(matchMedia(NARROW).matches);
   useEffect(() => {
@@ -164,9 +170,8 @@ function useView(body: { current: HTMLElement | null }, length: number, height: 
   const [view, setView] = useState<[number, number]>([0, Math.ceil(innerHeight / LOW)]);
   const measure = useCallback(() => {
     const top = body.current?.getBoundingClientRect().top ?? 0;
-    const first = Math.max(0, Math.floor(-top / height) - SPARE);
-    const last = Math.min(length, Math.ceil((innerHeight - top) / height) + SPARE);
-    setView((before) => (before[0] === first && before[1] === last ? before : [first, Math.max(first, last)]));
+    const [first, last] = rowsInView(top, innerHeight, height, length);
+    setView((before) => (before[0] === first && before[1] === last ? before : [first, last]));
   }, [body, length, height]);
   useLayoutEffect(measure);
   useEffect(() => {
