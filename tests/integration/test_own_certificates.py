@@ -19,7 +19,7 @@ from edgesplit_controller.app.main import run
 from edgesplit_controller.caller import OWNER
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import Settings
-from support.controller_process import eventually
+from support.edgesplit_processes import eventually
 from support.mosquitto import Listener, enrol
 
 SERVERS = ("broker", "api", "offload")

@@ -45,7 +45,6 @@ def test_a_process_that_ran_for_a_year_presented_expired_certificates(tmp_path: 
     called once; what is not due stays."""
     calls: list[str] = []
     own = OwnCertificates(Authority(tmp_path))
-    Authority(tmp_path, leaf_life=ENDING).issue_server("offload", HOSTS)
     broker = own.server("broker", HOSTS, on_renewed=lambda: calls.append("broker"))
     server, client = RenewedContext(broker, broker.server_context), own.client_context("controller")
     first = presented(server, client)
@@ -55,7 +54,8 @@ def test_a_process_that_ran_for_a_year_presented_expired_certificates(tmp_path: 
     ending = Authority(tmp_path, leaf_life=ENDING)
     for name in ("broker", "controller"):
         (tmp_path / f"{name}.pem").unlink()
-    ending.issue_server("broker", HOSTS), ending.issue_client("controller")
+    ending.issue_server("broker", HOSTS)
+    ending.issue_client("controller")
     own.renew()
     renewed = presented(server, client)
     assert not set(first) & set(renewed) and renewed[0] == serial(broker) and calls == ["broker"]
