@@ -136,8 +136,10 @@ def tls(options: argparse.Namespace) -> ssl.SSLContext | None:
     if not all(files):
         raise UsageError("--cert, --key and --ca go together")
     from edgesplit.trust.identity import Credentials
+    from edgesplit.trust.renewed_context import RenewedContext
 
-    return Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca).server_context()
+    credentials = Credentials(key_file=options.key, certificate_file=options.cert, ca_file=options.ca)
+    return RenewedContext(credentials, credentials.server_context)
 
 
 def revoked(options: argparse.Namespace) -> Container[object]:

@@ -20,6 +20,7 @@ from edgesplit.trust.identity import enrolment_context
 from edgesplit_cli.main import cli
 from edgesplit_controller.access.bootstrap import open_authenticator
 from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.own_certificates import OwnCertificates
 from edgesplit_controller.storage.database import Database
 from support.controller_process import Device, Up, enrolled, eventually
 
@@ -230,15 +231,16 @@ def test_the_audit_log_names_operators_and_is_verified_offline(up: Up, edgectl: 
 def test_the_owners_token_in_the_data_folder_is_accepted(tmp_path: Path) -> None:
     """A token from before there were operators goes on working; without the file there is a new one, and the old one
     is void; a further process changes nothing."""
-    database, authority = Database(f"sqlite:///{tmp_path / 'controller.db'}"), Authority(tmp_path / "keys")
+    database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
+    certificates = OwnCertificates(Authority(tmp_path / "keys"))
     file = tmp_path / "operator.token"
     file.write_text("an-old-token-of-another-form\n")
-    gate, believed = open_authenticator(tmp_path, database, authority)
+    gate, believed = open_authenticator(tmp_path, database, certificates)
     serial = x509.load_pem_x509_certificate((tmp_path / "keys" / "operator.pem").read_bytes()).serial_number
     assert gate.operators.by_token_and_certificate("an-old-token-of-another-form", serial)
     file.unlink()
-    gate, _ = open_authenticator(tmp_path, database, authority)
-    further, _ = open_authenticator(tmp_path, database, authority, first=False)
+    gate, _ = open_authenticator(tmp_path, database, certificates)
+    further, _ = open_authenticator(tmp_path, database, certificates, first=False)
     for one in (gate, further):
         assert one.operators.by_token_and_certificate(file.read_text().strip(), serial)
         assert not one.operators.by_token_and_certificate("an-old-token-of-another-form", serial)

@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,13 @@ from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.schema import known_tables
-from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import Agent, Cloud, FurtherProcess, eventually, frame_input, frames
+from support.postgres import Postgres
+from support.s3_server import Bucket
 
 RULES = ("--keep-releases", "0", "--keep-history", "0s", "--keep-unused", "0s")
+OTHER_CACHE_BYTES = 64 * 2**10
+"""Bound of the cache of a process that does not collect."""
 HISTORY = {
     "events",
     "audit",
@@ -39,86 +44,122 @@ number is not used again, and the number of the removed version."""
 
 
 @dataclass(frozen=True)
-class Storage:
-    """Where a controller keeps blobs and rows."""
+class Life:
+    """An installation that keeps nothing that is unused."""
 
-    name: str
-    options: tuple[str, ...]
-    """Options of `edgectl up`."""
-    blobs: Callable[[Cloud], list[str]]
-    """The blobs that are stored, by digest."""
-    database: Callable[[Cloud], str]
+    first: Cloud
+    """The process that has broker and offload server, and collects."""
+    other: Cloud
+    """The process that gets the other half of the calls; the first one, where there is one only."""
+    database: str
     """URL of the database."""
+    names: Callable[[], list[str]]
+    """Names of all that is stored as blobs, uploads in progress too."""
 
 
-def blobs_in_folder(cloud: Cloud) -> list[str]:
-    return sorted(file.name for file in (cloud.data / "blobs").glob("[0-9a-f][0-9a-f]/*"))
-
-
-def sqlite_url(cloud: Cloud) -> str:
-    return f"sqlite:///{cloud.data / 'controller.db'}"
-
-
-@pytest.fixture(params=["files and SQLite"])
-def storage(request: pytest.FixtureRequest) -> Storage:
-    """Each combination of blob store and database in turn."""
-    return {"files and SQLite": Storage("files and SQLite", (), blobs_in_folder, sqlite_url)}[request.param]
-
-
-@pytest.fixture
-def life(storage: Storage, tmp_path: Path) -> Iterator[Cloud]:
-    """A controller that keeps nothing that is unused."""
-    cloud = Cloud(tmp_path, *RULES, *storage.options)
+@contextmanager
+def life_on_files_and_sqlite(folder: Path, _request: pytest.FixtureRequest) -> Iterator[Life]:
+    """One process."""
+    cloud = Cloud(folder, *RULES)
     cloud.start()
-    yield cloud
-    cloud.stop()
+    try:
+        database = f"sqlite:///{cloud.data / 'controller.db'}"
+        yield Life(cloud, cloud, database, lambda: files_in(cloud.data / "blobs"))
+    finally:
+        cloud.stop()
 
 
-def test_nothing_is_left_of_a_model_after_its_life(life: Cloud, storage: Storage) -> None:
+@contextmanager
+def life_on_s3_mock_and_postgresql(folder: Path, request: pytest.FixtureRequest) -> Iterator[Life]:
+    """Two processes with folders, and so caches, of their own. The store is moto's mock of S3, no real one."""
+    postgres: Postgres = request.getfixturevalue("postgres")
+    bucket: Bucket = request.getfixturevalue("s3_mock_bucket")
+    url = postgres.database()
+    options = (*RULES, "--blobs", bucket.url, "--database", url.replace("postgresql+psycopg://", "postgresql://"))
+    first = Cloud(folder / "first", *options)
+    first.start()
+    try:
+        other = FurtherProcess(first, folder / "other", *options, "--blob-cache", str(OTHER_CACHE_BYTES))
+        other.start()
+        try:
+            yield Life(first, other, url, lambda: [*bucket.names(), *bucket.uploads()])
+        finally:
+            other.stop()
+    finally:
+        first.stop()
+
+
+INSTALLATIONS = {
+    "files and SQLite": life_on_files_and_sqlite,
+    "two processes on an S3 mock and PostgreSQL": life_on_s3_mock_and_postgresql,
+}
+
+
+@pytest.fixture(params=INSTALLATIONS)
+def life(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Life]:
+    """Each combination of blob store and database in turn."""
+    with INSTALLATIONS[request.param](tmp_path, request) as life:
+        yield life
+
+
+def test_nothing_is_left_of_a_model_after_its_life(life: Life) -> None:
     """Pushed, deployed, used by two devices, undeployed in two stages, removed and collected: no blob, row, signed
     list, copy on the offload server, retained message or file of a device is left. While it runs, nothing of it goes.
     """
-    devices = [life.agent(name) for name in ("cam-1", "cam-2")]
-    life.push_digits()
-    release = life.json("deploy", "digits", "--partition", "cloud", "--to", "all", "--wait", "60")["release"]
+    cloud, other = life.first, life.other
+    devices = [cloud.agent(name) for name in ("cam-1", "cam-2")]
+    cloud.push_digits()
+    release = other.json("deploy", "digits", "--partition", "cloud", "--to", "all", "--wait", "60")["release"]
     jpeg = frames(1)[0][0]
     for device in devices:
         eventually("an answer with the offload server's help", lambda d=device: remote_answer(d, jpeg))
-    assert offload_models(life) and mentions(storage, life, release)
-    assert all(left_on(device, release) for device in devices) and len(retained(life, release.encode())) >= len(devices)
+    assert life.names() and offload_models(cloud) and mentions(life, release)
+    assert all(left_on(device, release) for device in devices)
+    assert len(retained(cloud, release.encode())) >= len(devices)
 
-    refusal = life.edgectl("model", "remove", "digits", code=2)
+    refusal = other.edgectl("model", "remove", "digits", code=2)
     assert "digits is deployed to cam-1, cam-2" in refusal and "edgectl undeploy digits --from cam-1" in refusal
-    kept = life.json("gc")["kept"]
-    assert [(entry["name"], entry["reason"]) for entry in kept] == [(release, "digits is deployed to cam-1, cam-2")]
+    for process in (cloud, other):
+        kept = process.json("gc")["kept"]
+        assert [(entry["name"], entry["reason"]) for entry in kept] == [(release, "digits is deployed to cam-1, cam-2")]
     assert all(remote_answer(device, jpeg) for device in devices)
 
-    shown = life.edgectl("undeploy", "digits", "--all", "--dry-run")
+    shown = cloud.edgectl("undeploy", "digits", "--all", "--dry-run")
     assert "cam-1" in shown and release[:16] in shown and "nothing was changed" in shown
-    life.edgectl("undeploy", "digits", "--all", "--canary", "1", "--wait", "60")
+    cloud.edgectl("undeploy", "digits", "--all", "--canary", "1", "--wait", "60")
     for device in devices:
         with pytest.raises(NotFound):
             device.infer("digits", frame_input(jpeg))
-    assert "runs on none of these devices" in life.edgectl("undeploy", "digits", "--all", code=2)
+    assert "runs on none of these devices" in other.edgectl("undeploy", "digits", "--all", code=2)
 
-    going = life.json("gc", "--dry-run")
-    assert [entry["name"] for entry in going["releases"]] == [release] and release in str(life.json("release", "list"))
-    assert "removed digits@1 and 1 release" in life.edgectl("model", "remove", "digits")
-    eventually("every blob is collected", lambda: life.json("gc")["waiting"] == 0)
+    going = other.json("gc", "--dry-run")
+    assert [entry["name"] for entry in going["releases"]] == [release]
+    assert release in str(other.json("release", "list"))
+    assert "removed digits@1 and 1 release" in other.edgectl("model", "remove", "digits")
+    eventually("every blob is collected", lambda: cloud.json("gc")["waiting"] == 0)
 
-    assert storage.blobs(life) == [] and not list((life.data / "blobs" / "incoming").iterdir())
-    assert not list((life.data / "offload" / "releases").iterdir())
-    assert not list((life.data / "tuf" / "targets").glob("*/*.json"))
-    eventually("no row is about it", lambda: not mentions(storage, life, release))
-    eventually("the offload server has closed it", lambda: not offload_models(life))
-    eventually("no message about it is retained", lambda: not retained(life, release.encode(), b"digits"))
+    assert life.names() == [] and files_in(cloud.data / "cache") == []
+    if other is not cloud:  # a process that did not collect may have copies until its cache is full
+        copies = files_in(other.data / "cache")
+        assert sum((other.data / "cache" / name).stat().st_size for name in copies) <= OTHER_CACHE_BYTES * 17 // 16
+    assert not list((cloud.data / "offload" / "releases").iterdir())
+    assert not list((cloud.data / "tuf" / "targets").glob("*/*.json"))
+    eventually("no row is about it", lambda: not mentions(life, release))
+    eventually("the offload server has closed it", lambda: not offload_models(cloud))
+    eventually("no message about it is retained", lambda: not retained(cloud, release.encode(), b"digits"))
     for device in devices:
         eventually(f"nothing is left on {device.name}", lambda d=device: not left_on(d, release))
 
-    life.push_digits()
-    assert [model["model"] for model in life.json("model", "list")] == ["digits@2"]
-    life.edgectl("device", "remove", "cam-1", "--force", "--yes")
-    eventually("nothing is retained of a removed device", lambda: not retained(life, b"cam-1"))
+    other.push_digits()
+    assert [model["model"] for model in cloud.json("model", "list")] == ["digits@2"]
+    other.edgectl("device", "remove", "cam-1", "--force", "--yes")
+    eventually("nothing is retained of a removed device", lambda: not retained(cloud, b"cam-1"))
+
+
+def files_in(folder: Path) -> list[str]:
+    """Files below a folder, without lock files."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(str(path.relative_to(folder)) for path in files)
 
 
 def remote_answer(device: Agent, jpeg: bytes) -> bool:
@@ -127,9 +168,9 @@ def remote_answer(device: Agent, jpeg: bytes) -> bool:
     return not report.fallback and report.row != "local"
 
 
-def mentions(storage: Storage, cloud: Cloud, release: str) -> set[str]:
+def mentions(life: Life, release: str) -> set[str]:
     """Tables with a row that names the release or the model, besides the history."""
-    database = Database(storage.database(cloud), migrated=False)
+    database = Database(life.database, migrated=False)
     found = set()
     with database.read() as session:
         for table in known_tables().sorted_tables:

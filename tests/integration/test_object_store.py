@@ -3,49 +3,20 @@ offload server and agent."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from edgesplit.errors import EdgeError
-from edgesplit_cli.demo.processes import DemoProcess
 from edgesplit_controller.settings import find_free_port
-from support.edgesplit_processes import DIGITS, ONE_THREAD, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import DIGITS, Cloud, FurtherProcess, eventually, frame_input, frames
 from support.postgres import Postgres
 from support.s3_server import Bucket, refuse
-
-SHARED = ("keys", "tuf", "offload", "broker")
-"""What controller processes share beside database and object store: keys, signed metadata, lists."""
 
 
 def has_no_files(folder: Path) -> bool:
     return not [path for path in folder.rglob("*") if path.is_file()]
-
-
-class FurtherProcess(Cloud):
-    """`edgectl up --join` on a data folder of its own, in which only keys, metadata and lists are the first one's."""
-
-    def __init__(self, first: Cloud, folder: Path, *extra: str) -> None:
-        super().__init__(folder)
-        self.first = first
-        self.data.mkdir(parents=True)
-        for name in SHARED:
-            (self.data / name).symlink_to(first.data / name)
-        self.port = find_free_port("127.0.0.1")
-        at = first.addresses
-        command = [*self._edgectl(), "up", "--join", "--api-port", str(self.port), *extra]
-        command += ["--broker", f"mqtts://{at['mqtt_host']}:{at['mqtt_port']}", "--offload-url", at["offload_url"]]
-        self.process = DemoProcess("further", command, folder / "up.log", ONE_THREAD)
-
-    def start(self) -> None:
-        self.process.start()
-        addresses = {**self.first.addresses, "api_url": f"https://127.0.0.1:{self.port}"}
-        eventually("it has its certificate", (self.data / "ca.pem").exists)
-        (self.data / "controller.json").write_text(json.dumps(addresses))  # for this test's calls
-        (self.data / "operator.token").write_bytes((self.first.data / "operator.token").read_bytes())
-        eventually("the further process answers", self._answers)
 
 
 def test_two_processes_with_folders_of_their_own_deliver_from_one_s3_mock_bucket(

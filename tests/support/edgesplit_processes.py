@@ -27,6 +27,8 @@ from support import REPOSITORY
 DIGITS = REPOSITORY / "examples" / "digits"
 PATIENCE_S = 60.0
 T = TypeVar("T")
+SHARED = ("keys", "tuf", "offload", "broker")
+"""What controller processes share beside database and object store: keys, signed metadata, lists."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _TICK = threading.Event()
 
@@ -111,6 +113,30 @@ class Cloud:
         self.agents.append(agent)
         agent.start()
         return agent
+
+
+class FurtherProcess(Cloud):
+    """`edgectl up --join` on a data folder of its own, in which only keys, metadata and lists are the first one's."""
+
+    def __init__(self, first: Cloud, folder: Path, *extra: str) -> None:
+        super().__init__(folder)
+        self.first = first
+        self.data.mkdir(parents=True)
+        for name in SHARED:
+            (self.data / name).symlink_to(first.data / name)
+        self.port = free_port()
+        at = first.addresses
+        command = [*self._edgectl(), "up", "--join", "--api-port", str(self.port), *extra]
+        command += ["--broker", f"mqtts://{at['mqtt_host']}:{at['mqtt_port']}", "--offload-url", at["offload_url"]]
+        self.process = DemoProcess("further", command, folder / "up.log", ONE_THREAD)
+
+    def start(self) -> None:
+        self.process.start()
+        addresses = {**self.first.addresses, "api_url": f"https://127.0.0.1:{self.port}"}
+        eventually("it has its certificate", (self.data / "ca.pem").exists)
+        (self.data / "controller.json").write_text(json.dumps(addresses))  # for this test's calls
+        (self.data / "operator.token").write_bytes((self.first.data / "operator.token").read_bytes())
+        eventually("the further process answers", self._answers)
 
 
 class Agent:

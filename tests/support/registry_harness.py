@@ -47,11 +47,11 @@ def npz(**arrays: np.ndarray) -> bytes:
 
 
 class RegistryHarness:
-    """A registry on a folder."""
+    """A registry on a folder, its rows in SQLite there or at `database_url`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str = "") -> None:
         self.blobs = BlobStore(folder / "blobs")
-        self.database = Database(f"sqlite:///{folder / 'controller.db'}")
+        self.database = Database(database_url or f"sqlite:///{folder / 'controller.db'}")
         self.registry = Registry(self.database, self.blobs, now=lambda: 1_000.0)
 
     def push(self, raw: bytes, name: str = "small", **options: object) -> Model:

@@ -22,9 +22,9 @@ CLASS = "raspberrypi4"
 class ReleaseMaker:
     """A controller's part that makes releases, with invented measurements."""
 
-    def __init__(self, folder: Path, raw: bytes | None = None) -> None:
+    def __init__(self, folder: Path, raw: bytes | None = None, database_url: str = "") -> None:
         self.folder = folder
-        bench = RegistryHarness(folder)
+        bench = RegistryHarness(folder, database_url)
         self.model: Model = bench.push(raw or a_model())
         self.now = 1_750_000_000.0
         self.repository = Repository(folder / "tuf", now=self.clock)

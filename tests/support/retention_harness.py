@@ -36,8 +36,8 @@ class RetentionHarness(ReleaseMaker):
 
     ticks = 0
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, database_url: str = "") -> None:
+        super().__init__(folder, database_url=database_url)
         self.blobs = BlobStore(folder / "blobs")
         self.devices = Devices(self.database, stale_after_s=1e9, now=self.clock)
         director = Director(self.database, self.repository.sign_statement, statement_s=86_400, now=self.clock)

@@ -132,3 +132,7 @@ class Bucket:
     def names(self) -> list[str]:
         """Keys of all objects."""
         return sorted(entry.name for entry in self.store("").objects())
+
+    def uploads(self) -> list[str]:
+        """Keys of the uploads that were neither completed nor aborted."""
+        return sorted(upload["Key"] for upload in self.store("").call("list_multipart_uploads").get("Uploads", ()))

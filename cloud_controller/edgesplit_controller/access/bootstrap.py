@@ -20,6 +20,7 @@ from edgesplit_controller.access.operators import Operators
 from edgesplit_controller.access.sessions import Sessions
 from edgesplit_controller.caller import OWNER
 from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.pki.own_certificates import OwnCertificates
 from edgesplit_controller.storage.database import Database
 
 TOKEN_FILE = "operator.token"
@@ -29,12 +30,13 @@ AUTHORITY = "edgesplit operators' authority"
 
 
 def open_authenticator(
-    data: Path, database: Database, authority: Authority, *, first: bool = True
+    data: Path, database: Database, certificates: OwnCertificates, *, first: bool = True
 ) -> tuple[Authenticator, Path]:
     """The authenticator of the installation in folder `data`, and the PEM file of the operators' certificate authority.
 
-    The owner's certificate is issued by `authority`, the devices' authority. Of several controller processes only the
-    `first` writes the owner's files.
+    The owner's certificate is among `certificates`, of the devices' authority. Of several controller processes only the
+    `first` writes the owner's files. Renewed while the process runs, the previous one stays valid until it expires:
+    programs that use it are running.
     """
     operators_authority = Authority(data / "keys" / "operators", AUTHORITY)
 
@@ -43,8 +45,12 @@ def open_authenticator(
 
     operators = Operators(database, issue, now=time.time)
     if first:
-        owner_certificate = x509.load_pem_x509_certificate(authority.issue_client(OWNER).certificate_file.read_bytes())
-        operators.adopt_owner(owner_token(data / TOKEN_FILE), owner_certificate.serial_number)
+        owner = certificates.client(OWNER, on_renewed=lambda: operators.add_owner_certificate(serial()))
+
+        def serial() -> int:
+            return x509.load_pem_x509_certificate(owner.certificate_file.read_bytes()).serial_number
+
+        operators.adopt_owner(owner_token(data / TOKEN_FILE), serial())
     gate = Authenticator(operators, Sessions(database, operators, now=time.time), AuditLog(database, now=time.time))
     return gate, operators_authority.certificate_file
 

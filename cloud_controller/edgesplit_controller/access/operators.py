@@ -97,8 +97,12 @@ class Operators:
             session.flush()
             _end_credentials(session, OWNER, now, but_token=hashed, but_serial=str(serial))
             session.merge(TokenRow(sha256=hashed, operator=OWNER, created=now, revoked=None))
-            merged = OperatorCertificateRow(serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None)
-            session.merge(merged)
+            session.merge(_owner_certificate(serial, now))
+
+    def add_owner_certificate(self, serial: int) -> None:
+        """Make this certificate, a renewed one, valid for the data folder's owner beside those that are."""
+        with self._database.write() as session:
+            session.merge(_owner_certificate(serial, self._now()))
 
     def add(self, operator: NewOperator, csr_pem: str, by: Caller) -> OperatorCredentials:
         """Create an operator, or enable a revoked one again, with a token and, if `csr_pem` is not empty, a
@@ -252,6 +256,10 @@ def _changeable_operator(session: Session, name: str, by: Caller) -> OperatorRow
     if Role.parse(visible[name].role) > by.role:
         raise PermissionDenied(f"{name} is {visible[name].role}, and you are {by.role.word}")
     return visible[name]
+
+
+def _owner_certificate(serial: int, now: float) -> OperatorCertificateRow:
+    return OperatorCertificateRow(serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None)
 
 
 def _end_credentials(

@@ -1,5 +1,6 @@
 """Periodic work of a controller process: renew expiring signatures, end quarantines, and complete what a killed process
-left undone. Only the process with the lease does the shared work; each process also checks its own slot."""
+left undone. Only the process with the lease does the shared work; each process also checks its own slot, and renews its
+own certificates."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from edgesplit.errors import EdgeError
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.messaging.delivery import Delivery
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
+from edgesplit_controller.pki.own_certificates import OwnCertificates
 from edgesplit_controller.pki.revocation import Revocations
 from edgesplit_controller.storage.leases import Lease
 from edgesplit_controller.tuf.repository import Repository
@@ -40,6 +42,7 @@ class Housekeeping:
     delivery: Delivery
     revocations: Revocations
     statements: StatementPublisher
+    certificates: OwnCertificates
     lease: Lease
     """Held by the one process that does the shared work."""
     slot: Lease
@@ -52,6 +55,7 @@ class Housekeeping:
     def __call__(self) -> None:
         """Check for changes by other processes, and do what is due."""
         self._check_processes()
+        self._run_if_due(self._renew_certificates, RENEWAL_INTERVAL_S)
         if self.lease.held():
             self._run_if_due(self._sweep, RECOVERY_INTERVAL_S)
             self._run_if_due(self._renew, RENEWAL_INTERVAL_S)
@@ -75,6 +79,9 @@ class Housekeeping:
         if self.slot.was_taken_over:
             log.error("another process has this process's number: it did not renew its lease in time, and ends")
             self.stopping.set()
+
+    def _renew_certificates(self) -> None:
+        self.certificates.renew()
 
     def _sweep(self) -> None:
         """Publish what was stored but not published: a process may be killed in between."""

@@ -23,6 +23,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ from edgesplit.process.lifecycle import forbid_core_dumps, on_stop_signals, rais
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.release_store import remove_leftovers
 from edgesplit.trust.identity import Credentials
+from edgesplit.trust.renewed_context import RenewedContext
 from edgesplit_controller.access.bootstrap import open_authenticator
 from edgesplit_controller.access.tls_peer import HandshakeDeadlineLoop, PeerAwareHttp
 from edgesplit_controller.api.app import create_app
@@ -75,6 +77,7 @@ from edgesplit_controller.observability import metrics
 from edgesplit_controller.periodic_thread import PeriodicThread
 from edgesplit_controller.pki.authority import BROKER_LIST_LIFE, Authority
 from edgesplit_controller.pki.derived_secrets import DerivedSecrets
+from edgesplit_controller.pki.own_certificates import OwnCertificates
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
 from edgesplit_controller.planning.planner_service import REMEASURE_S
 from edgesplit_controller.retention.holds import Holds
@@ -166,6 +169,7 @@ class _Process:
     foundations: Foundations
     assembly: Assembly
     slot: ProcessSlot
+    certificates: OwnCertificates
     stack: ExitStack
     """Stops what was started, in reverse order."""
     stopping: threading.Event
@@ -187,7 +191,7 @@ def _start(
     process = _assemble(settings, stack, stopping)
     _check_blobs(process)
     history = _check_addresses(process)
-    api_credentials = process.foundations.authority.issue_server(
+    api_credentials = process.certificates.server(
         process.slot.file_name(API_CREDENTIALS), settings.certificate_hosts, for_browsers=True
     )
     write_durably(settings.data / "ca.pem", process.foundations.authority.ca_pem.encode())
@@ -237,7 +241,8 @@ def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -
         settings, database, blobs, authority, derived_secrets, repository, Rotation(repository), lease, colleagues,
         ledger,
     )  # fmt: skip
-    return _Process(foundations, Assembly(foundations), process_slot, stack, stopping)
+    certificates = OwnCertificates(authority)
+    return _Process(foundations, Assembly(foundations), process_slot, certificates, stack, stopping)
 
 
 def _check_addresses(process: _Process) -> list[given_addresses.GivenAddresses]:
@@ -292,10 +297,10 @@ def _start_broker_side(process: _Process) -> tuple[Broker | None, RevocationComm
         process.start(command)
     if not settings.runs_broker:
         return None, command
+    credentials = process.certificates.server("broker", settings.certificate_hosts, on_renewed=lambda: broker.reload())
     broker = Broker(
-        folder, process.foundations.authority.issue_server("broker", settings.certificate_hosts), settings.mqtt_port,
-        host=settings.address, revoked_file=folder / REVOKED, on_client=process.assembly.delivery.on_client_connected,
-        memory_bytes=settings.broker_memory,
+        folder, credentials, settings.mqtt_port, host=settings.address, revoked_file=folder / REVOKED,
+        on_client=process.assembly.delivery.on_client_connected, memory_bytes=settings.broker_memory,
     )  # fmt: skip
     process.start(broker)
     revocations.add_reader(broker, of_others=True)
@@ -334,8 +339,8 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
         _start_collection(process)
     housekeeping = Housekeeping(
         foundations.repository, foundations.rotation, controller, process.assembly.delivery,
-        process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,
-        process.stopping,
+        process.assembly.revocations, StatementPublisher(foundations.database), process.certificates,
+        foundations.lease, process.slot.lease, process.stopping,
     )  # fmt: skip
     stopping = process.stopping
     process.start(PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=stopping))
@@ -359,12 +364,12 @@ def _start_collection(process: _Process) -> None:
 def _start_mqtt(process: _Process) -> Session:
     """Start the MQTT session and the workers behind it. Only the process that holds the lease subscribes to retained
     messages."""
-    settings, authority = process.settings, process.foundations.authority
+    settings = process.settings
     delivery, lease = process.assembly.delivery, process.foundations.lease
     session = Session(
         *settings.broker_address,
         process.slot.broker_name,
-        authority.issue_client(process.slot.broker_name).client_context(),
+        process.certificates.client_context(process.slot.broker_name),
         on_message=delivery.on_message,
         on_connect=delivery.on_connect,
     )
@@ -410,7 +415,7 @@ def _start_offload(process: _Process) -> SupervisedProcess | None:
     case."""
     settings = process.settings
     if not settings.join:
-        process.foundations.authority.issue_server(OFFLOAD, settings.certificate_hosts)
+        process.certificates.server(OFFLOAD, settings.certificate_hosts)
     if not settings.offload:
         return None
     child = SupervisedProcess(
@@ -428,14 +433,14 @@ def _start_health_recorder(
 ) -> None:  # fmt: skip
     """Start recording the health of broker, offload server and revocation lists."""
     settings = process.settings
-    tls = process.foundations.authority.issue_client(process.slot.broker_name).client_context()
+    tls = process.certificates.client_context(process.slot.broker_name)
     own_url = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
     url = own_url if settings.offload else offload_url(settings)
     probes: list[Probe] = [broker_probe(session, settings.broker, broker), offload_probe(url, tls, offload)]
     if isinstance(blobs := process.foundations.blobs, S3BlobStore):
         probes.append(blobs_probe(blobs.check))
     if not settings.join:  # one process asks for the status: its answer leads to events
-        operator_tls = process.foundations.authority.issue_client(OWNER).client_context()
+        operator_tls = process.certificates.client_context(OWNER)
         on_flood = process.assembly.controller.devices.record_offload_flood
         status = OffloadStatusProbes(url, operator_tls, on_flood, now=time.time, delivery=delivery)
         probes += [status.lists, status.confinement]
@@ -454,7 +459,7 @@ def _start_api(
         return {**delivery.queue_lengths(), "heavy": heavy.waiting, "broker": session.connected}
 
     gate, operators_ca = open_authenticator(
-        settings.data, process.foundations.database, process.foundations.authority, first=not settings.join
+        settings.data, process.foundations.database, process.certificates, first=not settings.join
     )
     _start_metrics(process, queue_lengths)
     host, port = settings.device_broker
@@ -489,10 +494,15 @@ def _https_config(app: FastAPI, credentials: Credentials, operators_ca: Path) ->
         lifespan="off", timeout_graceful_shutdown=3,
     )  # fmt: skip
     config.load()
+
     # Client certificates are optional: devices without one, or with an expired one, enrol and renew. What a client
     # without a certificate may do is decided by `api.authorisation`.
-    config.ssl = credentials.server_context(client_required=False)
-    config.ssl.load_verify_locations(operators_ca)
+    def make_context() -> ssl.SSLContext:
+        context = credentials.server_context(client_required=False)
+        context.load_verify_locations(operators_ca)
+        return context
+
+    config.ssl = RenewedContext(credentials, make_context)
     return config
 
 

@@ -37,8 +37,8 @@ AUTHORITY_LIFE: Final = timedelta(days=3650)
 """Validity of the CA certificate."""
 LEAF_LIFE: Final = timedelta(days=365)
 """Validity of a leaf certificate."""
-RENEW_BEFORE: Final = timedelta(days=30)
-"""A stored leaf certificate is renewed when it is valid for less than this."""
+RENEW_LEFT_RATIO: Final = 1 / 3
+"""A stored leaf certificate is renewed when less than this part of its validity is left."""
 LIST_LIFE: Final = timedelta(days=30)
 """Validity of a revocation list; `Revocations` renews it after a third."""
 BROKER_LIST_LIFE: Final = LEAF_LIFE
@@ -191,7 +191,8 @@ class Authority:
     ) -> bool:  # fmt: skip
         if certificate is None or certificate.public_key() != public:
             return False
-        if certificate.not_valid_after_utc - datetime.now(timezone.utc) < RENEW_BEFORE:
+        life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        if certificate.not_valid_after_utc - datetime.now(timezone.utc) < life * RENEW_LEFT_RATIO:
             return False
         try:
             certificate.verify_directly_issued_by(self._certificate)

@@ -16,7 +16,7 @@ NOTICE = "the root key is stored on this controller"
 def test_up_said_the_root_key_warning_twice(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The start prints what is due; the log repeats it a day later, and each day after that."""
     part: Any = SimpleNamespace(
-        held=lambda: True, was_taken_over=False, reload_if_changed=lambda: None, due=lambda: [],
+        held=lambda: True, renew=lambda: None, was_taken_over=False, reload_if_changed=lambda: None, due=lambda: [],
         publish_if_changed=lambda: False, refresh_timestamp=lambda: None, renew_held_root=lambda: None,
         view=lambda: {"notices": [NOTICE]}, restate_gateways=lambda: None,
         director=SimpleNamespace(renew=lambda: []), devices=SimpleNamespace(release_quarantined=lambda: []),

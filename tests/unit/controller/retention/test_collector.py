@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from edgesplit_controller.storage.tables.core import Deployment
 from edgesplit_controller.storage.tables.retention import HoldRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 from edgesplit_controller.tuf.repository import Repository
+from support.postgres import Postgres
+from support.registry_harness import RegistryHarness, a_model
 from support.release_maker import CLASS
 from support.retention_harness import RetentionHarness
 
@@ -186,6 +189,38 @@ def test_a_blob_that_a_push_in_progress_refers_to_is_not_deleted(world: Retentio
     assert world.collector().collect().waiting == 0 and digest not in world.stored()
     with world.database.read() as session:
         assert session.query(HoldRow).count() == 0
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["with a hold", "control without a hold"])
+@pytest.mark.parametrize("existed", [False, True], ids=["new", "existing"])
+def test_a_push_in_one_process_survives_a_collection_in_another_one(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, existed: bool, is_held: bool
+) -> None:
+    """Two processes on PostgreSQL, with leases of their own: the model's file is stored, also where it was there, old
+    and unused; a collection of the other process runs; then the row is written, and its file is there. The control
+    shows that the hold does it: without one the row refers to a blob that is gone."""
+    url, raw = postgres.database(), a_model(7)
+    collecting, pushing = RetentionHarness(tmp_path, url), RegistryHarness(tmp_path, url)
+    lease = Lease(pushing.database, "process 2")
+    assert Lease(collecting.database, "process 1").held() and lease.held()
+    if existed:
+        os.utime(pushing.blobs.path(pushing.blobs.put(raw)), (1.0, 1.0))
+    put_file = pushing.blobs.put_file
+
+    def put_and_collect(part: Path) -> str:
+        digest = put_file(part)
+        assert bool(collecting.collector().collect().waiting) is is_held
+        return digest
+
+    monkeypatch.setattr(pushing.blobs, "put_file", put_and_collect)
+    with Holds(pushing.database, lease, now=time.time).hold() if is_held else nullcontext():
+        model = pushing.push(raw)
+    assert model.ref == "small@2"
+    collecting.collector().collect()
+    files = {model.sha256, model.optimised_sha256}
+    assert files & collecting.stored() == (files if is_held else set())
+    for database in (collecting.database, pushing.database):
+        database.close()
 
 
 @pytest.mark.parametrize("existed", [False, True], ids=["new", "existing"])

@@ -240,8 +240,8 @@ def test_authority_is_created_once(tmp_path: Path) -> None:
 
 
 def test_server_certificate_is_renewed_before_expiry(tmp_path: Path) -> None:
-    """One with less than a month to go is replaced at the next start."""
-    Authority(tmp_path, leaf_life=timedelta(days=20)).issue_client("controller")
+    """One with less than a third of its validity left is replaced."""
+    Authority(tmp_path, leaf_life=timedelta(hours=6)).issue_client("controller")
 
     renewed = Authority(tmp_path).issue_client("controller")
 
