@@ -240,9 +240,7 @@ def test_a_model_is_undeployed_from_the_pages(dashboard: Dashboard, browser: Bro
     browser.shows("undeployed", "main")
 
 
-def test_the_page_of_a_revoked_device_shows_the_command_that_removes_it(
-    dashboard: Dashboard, browser: Browser
-) -> None:
+def test_the_page_of_a_revoked_device_shows_the_command_that_removes_it(dashboard: Dashboard, browser: Browser) -> None:
     """A browser's session may not delete records; there is nothing to undeploy either."""
     name = dashboard.names[15]
     with dashboard.database.write() as session:
