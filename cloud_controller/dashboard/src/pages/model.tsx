@@ -111,6 +111,7 @@ function Releases({
   return (
     <Panel title="Releases" note="the selected one is shown below">
       <Table
+        name="cards"
         columns={columns}
         rows={releases}
         id={(release) => release.release}

@@ -129,6 +129,7 @@ function Stages({ rollout }: { rollout: Rollout }) {
   return (
     <Panel title="Stages">
       <Table
+        name="cards"
         columns={STAGES}
         rows={rollout.stages}
         id={(stage) => stage.number}
@@ -257,7 +258,11 @@ function Devices({ rollout, path }: { rollout: Rollout; path: string }) {
         ))}
       </fieldset>
       {error && <Problem error={error} again={again} />}
-      {data === null ? <Loading /> : <Table columns={DEVICES} rows={data} id={(device) => device.device} />}
+      {data === null ? (
+        <Loading />
+      ) : (
+        <Table name="cards" columns={DEVICES} rows={data} id={(device) => device.device} />
+      )}
     </Panel>
   );
 }
