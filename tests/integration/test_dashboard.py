@@ -202,6 +202,54 @@ def test_a_device_is_claimed_and_a_model_deployed_from_the_pages(dashboard: Dash
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["targets"] == ["cam-1"]
 
 
+def test_a_model_is_undeployed_from_the_pages(dashboard: Dashboard, browser: Browser) -> None:
+    """A device's page names what ends there before it does; Escape leaves it. A model's page asks for devices and
+    stages, and both end on the page of the rollout, which is called an undeployment. What is refused says why."""
+    name = dashboard.names[11]
+    browser.open(dashboard.page("devices", name))
+    browser.shows("Undeploy", "section[aria-label='Desired and reported']")
+    browser.one("section[aria-label='Desired and reported'] td button").click()
+    browser.shows(f"release {dashboard.release[:8]} ends on 1 device: {name}.", "dialog")
+    _leave_dialog(browser)
+    assert MODEL in {entry["model"] for entry in dashboard.up.ok("GET", f"/v1/devices/{name}")["desired"]}
+    browser.one("section[aria-label='Desired and reported'] td button").click()
+    browser.one("dialog button.danger").click()
+    browser.shows("Undeployment of", ".head")
+    number = browser.driver.current_url.rpartition("/")[2]
+    rollout = dashboard.up.ok("GET", f"/v1/rollouts/{number}")
+    assert (rollout["targets"], rollout["withdraws"]) == ([name], True)
+    browser.button("Roll back").click()
+    browser.shows("the release again that each ran before", "dialog")
+    _leave_dialog(browser)
+    browser.open(dashboard.page("models", dashboard.model))
+    browser.button("Undeploy").click()
+    targets = browser.one("#field-devices")
+    targets.send_keys(name)
+    browser.button("Show what ends").click()
+    browser.shows("on none of these devices", "dialog .problem")
+    targets.send_keys(Keys.CONTROL, "a")
+    targets.send_keys(",".join(dashboard.names[12:14]))
+    browser.one("#field-stages").send_keys("1, 100%")
+    browser.button("Show what ends").click()
+    browser.shows("In stages: 1, then 100%.", "dialog")
+    browser.one("dialog button.danger").click()
+    browser.shows("Undeployment of", ".head")
+    number = browser.driver.current_url.rpartition("/")[2]
+    assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["devices"] == 2
+    browser.open(dashboard.page("events"))
+    browser.shows("undeployed", "main")
+
+
+def test_the_page_of_a_revoked_device_shows_the_command_that_removes_it(dashboard: Dashboard, browser: Browser) -> None:
+    """A browser's session may not delete records; there is nothing to undeploy either."""
+    name = dashboard.names[15]
+    with dashboard.database.write() as session:
+        session.execute(update(Device).where(Device.name == name).values(revoked=time.time()))
+    browser.open(dashboard.page("devices", name))
+    browser.shows(f"edgectl device remove {name}", "main")
+    assert browser.all("section[aria-label='Desired and reported'] td button") == []
+
+
 def test_a_devices_page_says_why_its_model_runs_where_it_does(dashboard: Dashboard, browser: Browser) -> None:
     """The agent's own sentence, the busiest model first, and temperature, memory and address in the header."""
     name, sentence = dashboard.names[9], "the cloud: as planned, and 5.3 Mbit/s is enough (about 210 ms)"
@@ -330,6 +378,11 @@ def test_every_page_fits_a_phone(dashboard: Dashboard, browser: Browser) -> None
         browser.shows(text, "main")
         width = browser.run("return document.documentElement.scrollWidth")
         assert width <= PHONE[0], (parts, width)
+        wide = browser.run(
+            "return [...document.querySelectorAll('table.cards')].map(table => table.parentElement)"
+            ".filter(outer => outer.scrollWidth > outer.clientWidth).length"
+        )
+        assert wide == 0, parts
 
 
 def test_everything_is_reachable_by_keyboard(dashboard: Dashboard, browser: Browser) -> None:

@@ -5,10 +5,11 @@ import { merged } from "./fleet";
 import { firstRange, fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
 import { isToken, loginCode, secretIn } from "./login";
 import * as proposals from "./proposals";
-import { consequences, shares, verbsFor } from "./rollout";
+import { consequences, releaseText, shares, VERBS, type Verb, verbsFor } from "./rollout";
 import { EventReader, pauseBefore } from "./sse";
 import { byCause, byCut, byRelease, byState, sorted, traffic } from "./summary";
 import type { FleetRow, Proposal, Rollout, Telemetry } from "./types";
+import { undeploymentLines } from "./undeployment";
 
 const row = (name: string, more: Partial<FleetRow> = {}): FleetRow => ({
   name,
@@ -148,11 +149,14 @@ describe("a device's history", () => {
   });
 
   test("events have names for people, also those that are new", () => {
-    expect(["device.born", "rollout.rolled_back", "constructor"].map(eventName)).toEqual([
+    const named = ["device.born", "rollout.rolled_back", "constructor", "device.flooding_offload"];
+    expect(named.map((action) => eventName({ action }))).toEqual([
       "connected",
       "rollout rolled back",
       "constructor",
+      "floods an offload server",
     ]);
+    expect(eventName({ action: "deployment.made", detail: { release: "nothing" } })).toBe("undeployed");
   });
 
   test("in buckets joins the device's figures with the model's, and has gaps where data is missing", () => {
@@ -187,6 +191,8 @@ describe("a rollout", () => {
     state,
     reason: "",
     waits_for: "",
+    offline: 0,
+    withdraws: false,
     model: "people@2",
     release: "b".repeat(64),
     targets: ["all"],
@@ -250,12 +256,54 @@ describe("a rollout", () => {
     expect(consequences(single, "rollback")[0]).toMatch(/^1 device with an assignment of .* will be assigned/);
   });
 
+  test("of an undeployment says that the model is removed, and never that a release is assigned", () => {
+    const undeployment = (state: string) => rollout(state, { withdraws: true, release: "nothing" });
+    expect(consequences(undeployment("waiting"), "approve")[0]).toContain("people@2 will be removed from 8 devices");
+    expect(consequences(undeployment("paused"), "resume")[0]).toContain("removed from 8 further devices");
+    expect(consequences(undeployment("running"), "pause").join(" ")).toContain("8 devices will keep it for now");
+    expect(consequences(undeployment("running"), "abort").join(" ")).toContain("1 device that removed it");
+    expect(consequences(undeployment("finished"), "rollback")[0]).toContain("the release again that each ran before");
+    const texts = (Object.keys(VERBS) as Verb[]).flatMap((verb) => consequences(undeployment("running"), verb));
+    expect(texts.join(" ")).not.toContain("release nothing");
+    expect([releaseText(undeployment("running")), releaseText(rollout("running"))]).toEqual([
+      "undeployment",
+      "bbbbbbbb",
+    ]);
+  });
+
   test("draws its progress in the order of a device's states", () => {
     expect(shares({ queued: 2, fetching: 1, succeeded: 3 }).map((one) => one.title)).toEqual([
       "succeeded",
       "in progress",
       "queued",
     ]);
+  });
+});
+
+describe("an undeployment's confirmation", () => {
+  const device = (name: string, release: string, state = "online") => ({
+    device: name,
+    release,
+    model: "people@2",
+    state,
+  });
+
+  test("names what ends where, who hears of it later, and what it supersedes", () => {
+    const devices = [device("cam-1", "b".repeat(64)), device("cam-2", "b".repeat(64), "offline"), device("cam-3", "")];
+    const preview = { rollout: null, model: "people", devices, supersedes: [{ rollout: 4, devices: 1 }] };
+    expect(undeploymentLines(preview, ["1", "100%"]).slice(0, 5)).toEqual([
+      "people@2, release bbbbbbbb ends on 2 devices: cam-1, cam-2.",
+      "people@2, not yet assigned ends on 1 device: cam-3.",
+      "In stages: 1, then 100%.",
+      "Not online now, and told when they return: cam-2.",
+      "Rollout 4 is superseded on 1 device of these.",
+    ]);
+  });
+
+  test("names a dozen of a large fleet and counts the others", () => {
+    const devices = Array.from({ length: 1_000 }, (_, number) => device(`cam-${number}`, "b".repeat(64)));
+    const [line] = undeploymentLines({ rollout: null, model: "people", devices, supersedes: [] }, []);
+    expect(line).toMatch(/cam-11 and 988 more\.$/);
   });
 });
 

@@ -9,19 +9,26 @@ const NAMES: Record<string, string> = {
   "device.copied": "two agents use this name",
   "device.described": "group or labels changed",
   "device.died": "disconnected",
+  "device.endpoint_flooded": "a program floods its local endpoint",
   "device.enrolled": "enrolled",
   "device.flooding": "held off: too many messages",
+  "device.flooding_offload": "floods an offload server",
+  "device.gateway_flooded": "a device floods this gateway",
   "device.led": "gateway changed",
   "device.logs": "log requested",
   "device.removed": "removed",
   "device.renewed": "certificate renewed",
+  "device.revocation_list_expired": "gateway's revocation list expired",
   "device.revoked": "revoked",
   "gateway.appointed": "made a gateway",
   "model.pushed": "model pushed",
+  "model.removed": "model removed",
   "release.exported": "release exported",
   "release.made": "release signed",
+  "release.removed": "release removed",
   "replan.policy": "re-planning policy set",
   "replan.proposed": "another plan proposed",
+  "revocations.outdated": "revocation list outdated",
   "rollout.began": "rollout began",
   "rollout.failing": "rollout is failing",
   "rollout.joined": "devices joined the rollout",
@@ -31,6 +38,7 @@ const NAMES: Record<string, string> = {
 };
 
 /** An event without a name of its own: `rollout.rolled_back` becomes "rollout rolled back". */
-export function eventName(action: string): string {
+export function eventName({ action, detail }: { action: string; detail?: Record<string, unknown> }): string {
+  if (action === "deployment.made" && detail?.release === "nothing") return "undeployed";
   return Object.hasOwn(NAMES, action) ? (NAMES[action] as string) : action.replaceAll(/[._]/g, " ");
 }

@@ -30,20 +30,71 @@ export function verbsFor(rollout: Rollout): Verb[] {
   return allowed;
 }
 
+/** What is assigned: the release, or that an undeployment removes the model. */
+export function releaseText(rollout: Rollout): string {
+  return rollout.withdraws ? "undeployment" : short(rollout.release);
+}
+
 /** What the controller will do when this is confirmed. */
 export function consequences(rollout: Rollout, verb: Verb): string[] {
+  return rollout.withdraws ? ofUndeployment(rollout, verb) : ofDeployment(rollout, verb);
+}
+
+function ofUndeployment(rollout: Rollout, verb: Verb): string[] {
+  const { model } = rollout;
+  const { queued, reached, succeeded, next, failures } = progress(rollout);
+  switch (verb) {
+    case "approve":
+      return [
+        next === undefined
+          ? "The next stage begins."
+          : `Stage ${next.number} (${next.size}) begins: ${model} will be removed from ${plural(next.devices, "device")}.`,
+        ...failures,
+      ];
+    case "resume":
+      return [
+        `${model} will be removed from ${plural(queued, "further device")}, at the rate and in the stages of the terms.`,
+        "Devices of the current stage that have not finished no longer delay the rollout.",
+      ];
+    case "pause":
+      return [
+        `${model} is removed from no further device: ${plural(queued, "device")} will keep it for now.`,
+        `${plural(reached, "device")} that were told to remove it will do so.`,
+      ];
+    case "abort":
+      return [
+        `${model} is removed from no further device, and the rollout ends: ${plural(queued, "device")} will keep it.`,
+        `${plural(succeeded, "device")} that removed it will stay without it. To bring it back there, roll back instead.`,
+      ];
+    case "rollback":
+      return [
+        `${plural(reached, "device")} that were told to remove ${model} will be assigned the release again that each ran before.`,
+        "Its files are fetched again where the device has deleted them.",
+      ];
+  }
+}
+
+function progress(rollout: Rollout) {
   const queued = rollout.states.queued ?? 0;
-  const reached = rollout.devices - queued - (rollout.states.skipped ?? 0) - (rollout.states.superseded ?? 0);
-  const succeeded = rollout.states.succeeded ?? 0;
+  return {
+    queued,
+    reached: rollout.devices - queued - (rollout.states.skipped ?? 0) - (rollout.states.superseded ?? 0),
+    succeeded: rollout.states.succeeded ?? 0,
+    next: rollout.stages.find((stage) => stage.number === rollout.stage + 1),
+    failures: rollout.failures.length > 0 ? [`${plural(failed(rollout), "device")} failed so far.`] : [],
+  };
+}
+
+function ofDeployment(rollout: Rollout, verb: Verb): string[] {
+  const { queued, reached, succeeded, next, failures } = progress(rollout);
   const release = `${rollout.model}, release ${short(rollout.release)}`;
-  const next = rollout.stages.find((stage) => stage.number === rollout.stage + 1);
   switch (verb) {
     case "approve":
       return [
         next === undefined
           ? "The next stage begins."
           : `Stage ${next.number} (${next.size}) begins: ${plural(next.devices, "device")} will be assigned ${release}.`,
-        ...(rollout.failures.length > 0 ? [`${plural(failed(rollout), "device")} failed so far.`] : []),
+        ...failures,
       ];
     case "resume":
       return [

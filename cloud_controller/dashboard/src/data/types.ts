@@ -366,6 +366,14 @@ export interface Deployed {
   deployment?: number | null;
 }
 
+/** The devices that lose a model, each with what it runs. Without `rollout` nothing was done. */
+export interface Undeployed {
+  rollout: number | null;
+  model: string;
+  devices: { device: string; release: string; model: string; state: string }[];
+  supersedes: { rollout: number; devices: number }[];
+}
+
 export interface Event {
   id: number;
   at: number;
@@ -399,6 +407,10 @@ export interface Rollout extends OriginCount {
   state: string;
   reason: string;
   waits_for: string;
+  /** Devices that it waits for and that are offline. */
+  offline: number;
+  /** It is an undeployment: it removes the model, and its release is `nothing`. */
+  withdraws: boolean;
   model: string;
   release: string;
   targets: string[];
@@ -429,4 +441,6 @@ export interface RolloutDevice {
   assigned_at: number | null;
   ran_at: number | null;
   rolls_back: boolean;
+  online: boolean;
+  last_seen: number | null;
 }

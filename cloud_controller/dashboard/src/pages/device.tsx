@@ -16,7 +16,9 @@ import { Logs } from "../parts/logs";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Origin, Status } from "../parts/status";
 import { type Column, Table } from "../parts/table";
+import { UndeployButton } from "../parts/undeploy";
 import { to } from "../route";
+import { isAgent } from "./agents";
 import { EventTable } from "./events";
 
 const NEWEST_EVENTS = 100;
@@ -39,6 +41,7 @@ export function DevicePage({ name }: { name: string }) {
       <Head device={data} />
       {error && <Problem error={error} again={again} />}
       <Warnings device={data} />
+      <Removal device={data} />
       <Facts device={data} />
       <Models device={data} />
       {models.length > 1 && <Choice models={models} chosen={chosen} onChoose={setModel} />}
@@ -99,6 +102,19 @@ function Warnings({ device }: { device: Device }) {
         </li>
       ))}
     </ul>
+  );
+}
+
+/** How to remove it, where it can be: a browser session may not delete records, so the command is shown. */
+function Removal({ device }: { device: Device }) {
+  if (!may("operator") || !["revoked", "claimed"].includes(device.state)) return null;
+  return (
+    <p class="words faint">
+      {device.state === "revoked"
+        ? "To delete it with its history and logs, and to free its name:"
+        : "To withdraw this claim and free its name:"}{" "}
+      <code>edgectl device remove {device.name}</code>
+    </p>
   );
 }
 
@@ -165,12 +181,18 @@ function applied(device: Device): string {
 function Models({ device }: { device: Device }) {
   const rows = modelStatuses(device);
   const command = `edgectl deploy MODEL --to ${device.name}`;
+  const canUndeploy = may("operator") && device.state !== "revoked";
   return (
     <Panel title="Desired and reported">
       {rows.length === 0 ? (
         <Empty command={command}>No release is assigned to this device.</Empty>
       ) : (
-        <Table columns={MODELS} rows={rows} id={(row) => row.model} />
+        <Table
+          name="cards"
+          columns={canUndeploy ? [...MODELS, undeployColumn(device.name)] : MODELS}
+          rows={rows}
+          id={(row) => row.model}
+        />
       )}
       <Reasons device={device} />
     </Panel>
@@ -209,6 +231,15 @@ const MODELS: readonly Column<ModelStatus>[] = [
   },
   { title: "Detail", kind: "faint detail", cell: (row) => row.detail },
 ];
+
+/** Offered where the model shall run; what is desired no more ends already, and the agent stays. */
+function undeployColumn(device: string): Column<ModelStatus> {
+  return {
+    title: "Action",
+    cell: (row) =>
+      row.desired !== "" && !isAgent(row.model) && <UndeployButton model={bare(row.model)} device={device} />,
+  };
+}
 
 function Choice({ models, chosen, onChoose }: { models: string[]; chosen: string; onChoose: (model: string) => void }) {
   return (

@@ -45,7 +45,7 @@ export function EventTable({ events }: { events: readonly Event[] }) {
 const COLUMNS: readonly Column<Event>[] = [
   { title: "Time", kind: "nowrap", cell: (event) => moment(event.at) },
   { title: "By", cell: (event) => event.actor },
-  { title: "Event", cell: (event) => <span title={event.action}>{eventName(event.action)}</span> },
+  { title: "Event", cell: (event) => <span title={event.action}>{eventName(event)}</span> },
   { title: "Subject", cell: (event) => <Subject event={event} /> },
   { title: "Detail", kind: "faint detail", cell: (event) => detail(event) },
 ];
@@ -54,7 +54,7 @@ function Subject({ event }: { event: Event }) {
   if (event.action.startsWith("device.")) return <a href={to("devices", event.subject)}>{event.subject}</a>;
   if (event.action.startsWith("model.")) return <a href={to("models", event.subject)}>{event.subject}</a>;
   if (event.action.startsWith("agent.")) return <a href={to("models", AGENT)}>{event.subject}</a>;
-  if (event.action.startsWith("rollout.")) return <a href={to("rollouts", event.subject)}>{event.subject}</a>;
+  if (/^(rollout|deployment)\./.test(event.action)) return <a href={to("rollouts", event.subject)}>{event.subject}</a>;
   return <>{shortened(event.subject)}</>;
 }
 
@@ -71,5 +71,5 @@ function detail(event: Event): string {
 }
 
 function searchText(event: Event): string {
-  return `${event.actor} ${event.action} ${eventName(event.action)} ${event.subject} ${detail(event)}`.toLowerCase();
+  return `${event.actor} ${event.action} ${eventName(event)} ${event.subject} ${detail(event)}`.toLowerCase();
 }

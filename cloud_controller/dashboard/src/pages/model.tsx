@@ -15,6 +15,7 @@ import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Proposals } from "../parts/proposals";
 import { OriginCounts } from "../parts/status";
 import { type Column, Table } from "../parts/table";
+import { UndeployButton } from "../parts/undeploy";
 import { layersOf } from "./models";
 
 export function ModelPage({ reference }: { reference: string }) {
@@ -33,6 +34,7 @@ export function ModelPage({ reference }: { reference: string }) {
         {may("operator") && (
           <div class="actions">
             <DeployButton model={data.model} />
+            {data.releases.length > 0 && <UndeployButton model={data.model} />}
           </div>
         )}
       </div>
@@ -109,6 +111,7 @@ function Releases({
   return (
     <Panel title="Releases" note="the selected one is shown below">
       <Table
+        name="cards"
         columns={columns}
         rows={releases}
         id={(release) => release.release}

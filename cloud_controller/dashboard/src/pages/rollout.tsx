@@ -30,6 +30,7 @@ export function RolloutPage({ id }: { id: string }) {
     <>
       <Head rollout={data} again={again} />
       {error && <Problem error={error} again={again} />}
+      {data.withdraws && <p class="words">Removes the model from its devices, stage by stage.</p>}
       {data.reason !== "" && <p class="words">{data.reason}</p>}
       {data.waits_for !== "" && (
         <p class="words">
@@ -63,7 +64,9 @@ function Head({ rollout, again }: { rollout: Rollout; again: () => void }) {
       <h1>Rollout {rollout.id}</h1>
       <Status state={rollout.state} />
       <span>
-        <a href={to("models", rollout.model)}>{rollout.model}</a> <code>{short(rollout.release)}</code>
+        {rollout.withdraws && "Undeployment of "}
+        <a href={to("models", rollout.model)}>{rollout.model}</a>
+        {!rollout.withdraws && <code> {short(rollout.release)}</code>}
       </span>
       {may("operator") ? (
         <div class="actions">
@@ -115,6 +118,7 @@ function Facts({ rollout }: { rollout: Rollout }) {
     ["created", moment(rollout.created)],
     ["started", rollout.began ? `${age(rollout.began, now)} ago` : "not yet"],
   ];
+  if (rollout.offline > 0) facts.push(["offline", `${count(rollout.offline)} that it waits for`]);
   if (rollout.ended) facts.push(["ended", moment(rollout.ended)]);
   if (rollout.superseded_by) facts.push(["superseded by", `rollout ${rollout.superseded_by}`]);
   if (rollout.following) facts.push(["follows", "devices that match its targets later"]);
@@ -125,6 +129,7 @@ function Stages({ rollout }: { rollout: Rollout }) {
   return (
     <Panel title="Stages">
       <Table
+        name="cards"
         columns={STAGES}
         rows={rollout.stages}
         id={(stage) => stage.number}
@@ -253,7 +258,11 @@ function Devices({ rollout, path }: { rollout: Rollout; path: string }) {
         ))}
       </fieldset>
       {error && <Problem error={error} again={again} />}
-      {data === null ? <Loading /> : <Table columns={DEVICES} rows={data} id={(device) => device.device} />}
+      {data === null ? (
+        <Loading />
+      ) : (
+        <Table name="cards" columns={DEVICES} rows={data} id={(device) => device.device} />
+      )}
     </Panel>
   );
 }
@@ -271,6 +280,16 @@ const DEVICES: readonly Column<RolloutDevice>[] = [
   },
   { title: "Stage", cell: (device) => device.stage },
   { title: "State", cell: (device) => <Status state={device.state} /> },
+  {
+    title: "Connection",
+    kind: "nowrap",
+    cell: (device) => (
+      <>
+        <Status state={device.online ? "online" : "offline"} />
+        {!device.online && <div class="faint">last seen {moment(device.last_seen)}</div>}
+      </>
+    ),
+  },
   { title: "Assigned", kind: "nowrap", cell: (device) => moment(device.assigned_at) },
   {
     title: "Previous release",

@@ -1,8 +1,8 @@
 import { clock, useCell } from "../data/cell";
 import { useResource } from "../data/resource";
-import { failed } from "../data/rollout";
+import { failed, releaseText } from "../data/rollout";
 import type { Rollout } from "../data/types";
-import { age, count, short } from "../format";
+import { age, count } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
 import { Progress } from "../parts/progress";
 import { OriginCounts, Status } from "../parts/status";
@@ -48,7 +48,7 @@ function columns(now: number): readonly Column<Rollout>[] {
       kind: "nowrap",
       cell: (rollout) => (
         <>
-          {rollout.model} <code>{short(rollout.release)}</code>
+          {rollout.model} {rollout.withdraws ? releaseText(rollout) : <code>{releaseText(rollout)}</code>}
         </>
       ),
     },
@@ -60,6 +60,7 @@ function columns(now: number): readonly Column<Rollout>[] {
         <>
           <Progress states={rollout.states} />
           <OriginCounts emulated={rollout.emulated} simulated={rollout.simulated} />
+          {rollout.offline > 0 && <div class="faint">waits for {count(rollout.offline)} offline</div>}
         </>
       ),
     },

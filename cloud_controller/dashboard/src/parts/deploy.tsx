@@ -2,14 +2,13 @@
 
 import { useState } from "preact/hooks";
 import { post } from "../data/api";
-import { useFleet } from "../data/fleet";
 import type { Deployed } from "../data/types";
 import { to } from "../route";
 import { Confirm } from "./confirm";
 import { TextField } from "./fields";
+import { listed, StagesField, TargetsField } from "./targets";
 
 const PARTITIONS = ["auto", "device", "cloud"];
-const STAGES = ["", "1, 10%, 100%", "10%, 100%"];
 
 export function DeployButton({ model }: { model: string }) {
   const [asking, setAsking] = useState(false);
@@ -24,8 +23,6 @@ export function DeployButton({ model }: { model: string }) {
 }
 
 function AskForTargets({ model, onClose }: { model: string; onClose: () => void }) {
-  const fleet = useFleet();
-  const groups = [...new Set(fleet.rows.map((row) => row.group))].filter(Boolean).map((group) => `group=${group}`);
   const [targets, setTargets] = useState("all");
   const [partition, setPartition] = useState("auto");
   const [stages, setStages] = useState("");
@@ -46,14 +43,7 @@ function AskForTargets({ model, onClose }: { model: string; onClose: () => void 
       onAct={deploy}
       onClose={onClose}
     >
-      <TextField
-        label="Devices"
-        value={targets}
-        onChange={setTargets}
-        required
-        offered={["all", ...groups]}
-        hint="all, names, group=NAME or label=VALUE; several with commas."
-      />
+      <TargetsField value={targets} onChange={setTargets} />
       <TextField
         label="Partition"
         value={partition}
@@ -62,18 +52,7 @@ function AskForTargets({ model, onClose }: { model: string; onClose: () => void 
         offered={PARTITIONS}
         hint="auto plans every cut for each class; device or cloud keep it whole; or the last layer on the device."
       />
-      <TextField
-        label="Stages"
-        value={stages}
-        onChange={setStages}
-        offered={STAGES}
-        placeholder="all at once"
-        hint="Numbers or shares of devices, as in 1, 10%, 100%. Each waits for the one before."
-      />
+      <StagesField value={stages} onChange={setStages} />
     </Confirm>
   );
-}
-
-function listed(text: string, between: RegExp): string[] {
-  return text.trim().split(between).filter(Boolean);
 }

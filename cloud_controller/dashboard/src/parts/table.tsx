@@ -21,6 +21,7 @@ interface Props<Row> {
   marked?: (row: Row) => boolean;
   /** Without column titles. */
   bare?: boolean;
+  /** Class of the table; `cards` shows each row below the other columns' titles on a narrow screen. */
   name?: string;
 }
 
@@ -60,7 +61,9 @@ function Cell<Row>({ column, row }: { column: Column<Row>; row: Row }) {
       {column.cell(row)}
     </th>
   ) : (
-    <td class={own}>{column.cell(row)}</td>
+    <td class={own} data-title={column.title}>
+      {column.cell(row)}
+    </td>
   );
 }
 
