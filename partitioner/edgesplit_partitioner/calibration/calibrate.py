@@ -58,6 +58,8 @@ MOST_CORES: Final = 8
 """Most threads of the tuned measurement."""
 MIN_NETWORKS: Final = 5
 """Networks that must have been measured for a fit."""
+LEAST_SHARE: Final = 0.02
+"""Least part of a grid point's time that is its operator's: what is less was lost in noise."""
 CORRECTION_RANGE: Final = (0.5, 1.5)
 """Range of `NetworkFit.correction`, to which it is clipped: beyond it, the measurement is wrong rather than the sum
 over operators."""
@@ -84,6 +86,8 @@ class CalibrationTimes:
 
     points: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of each grid point."""
+    around: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds within those of each grid point that are not its operator's."""
     networks: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of each network."""
     empty_s: list[float] = field(default_factory=list)
@@ -96,8 +100,18 @@ class CalibrationTimes:
         times = self.networks if batch.whole else self.points
         for index, seconds in batch.seconds.items():
             times[index].append(seconds)
+        for index, seconds in batch.around.items():
+            self.around[index].append(seconds)
         self.empty_s.append(batch.empty_s)
         self.tensor_s.append(batch.tensor_s)
+
+    def operator_s(self) -> dict[int, float]:
+        """Seconds of the operator of each grid point. Of several visits the fastest counts, since disturbances only
+        add time: of differences the least would be the one whose smaller term was disturbed."""
+        return {
+            index: max(min(seconds) - min(self.around.get(index, (0.0,))), LEAST_SHARE * min(seconds))
+            for index, seconds in self.points.items()
+        }
 
 
 def calibrate(
@@ -111,7 +125,7 @@ def calibrate(
         share = progress and _share_of(progress, position, len(jobs))
         times.append(measure_points(minutes / len(jobs), setup, share, engine=engine))
         if setup.spinning:  # single operators are those of the same threads without spinning
-            times[-1].points = times[-2].points
+            times[-1].points, times[-1].around = times[-2].points, times[-2].around
     load = load_between(before, read_counters(), [])
     exact, *tuned = [
         fit_points(one, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine)
@@ -191,7 +205,7 @@ def fit_points(
     """The fit of the measured times. Of several visits the fastest counts, since disturbances only add time."""
     design = design_of(engine)
     works = {index: design.point_work(index) for index in times.points}
-    operators = tuple(_operator_fits(works, {index: min(seconds) for index, seconds in times.points.items()}))
+    operators = tuple(_operator_fits(works, times.operator_s()))
     run_s, tensor_s = min(times.empty_s), statistics.median(times.tensor_s)
     networks = _network_times(times, operators, run_s, design, fused=setup.optimise == "fast")
     whole = fit_networks(networks)
@@ -357,9 +371,9 @@ def _rates(source: str, times: CalibrationTimes, base: DeviceProfile) -> Rates:
     """One rate per class, for display and for operators without a fit: the upper quartile over the grid."""
     grid = operator_grid.grid()
     flops_per_s: dict[str, list[float]] = defaultdict(list)
-    for index, seconds in times.points.items():
+    for index, seconds in times.operator_s().items():
         work = operator_grid.point_work(grid[index])
-        flops_per_s[work.operator].append(work.flops / min(seconds))
+        flops_per_s[work.operator].append(work.flops / seconds)
     figures = {
         rate: _measured_figure(
             float(np.quantile(flops_per_s[operator], 0.75)),
@@ -389,7 +403,7 @@ def _copied_figure(figure: Figure, name: str) -> Figure:
 
 def _overhead_s(times: CalibrationTimes) -> float:
     """Fixed time per operator: the 2 % quantile over the grid, that is its cheapest operators."""
-    return float(np.quantile([min(seconds) for seconds in times.points.values()], 0.02))
+    return float(np.quantile([*times.operator_s().values()], 0.02))
 
 
 def _memory_bytes() -> float:

@@ -35,8 +35,12 @@ class Design(Protocol):
         """Number of networks."""
         ...
 
-    def point_model(self, index: int) -> tuple[bytes, int]:
-        """The point as a model file, and the number of copies of its operator in it."""
+    def point_model(self, index: int, copies: int) -> bytes:
+        """The point as a model file with so many copies of its operator."""
+        ...
+
+    def copies(self, index: int) -> int:
+        """Number of copies of the point's operator to time together, at least 2."""
         ...
 
     def network_model(self, index: int) -> bytes:
@@ -71,10 +75,13 @@ class OnnxDesign:
         self._points = operator_grid.grid()
         self.point_count, self.network_count = len(self._points), len(calibration_networks())
 
-    def point_model(self, index: int) -> tuple[bytes, int]:
-        """The point as a model file, and its copies."""
-        copies = operator_grid.copies_of(self._points[index])
-        return operator_grid.build(self._points[index], copies), copies
+    def point_model(self, index: int, copies: int) -> bytes:
+        """The point as a model file."""
+        return operator_grid.build(self._points[index], copies)
+
+    def copies(self, index: int) -> int:
+        """Number of copies to time together."""
+        return operator_grid.copies_of(self._points[index])
 
     def network_model(self, index: int) -> bytes:
         """The network as a model file."""
@@ -112,13 +119,15 @@ class LiteRtDesign:
         self._grid = litert_grid
         self.point_count, self.network_count = len(litert_grid.points()), len(litert_grid.networks())
 
-    def point_model(self, index: int) -> tuple[bytes, int]:
-        """The point as a model file, and its copies."""
-        point, datatype = self._grid.points()[index]
-        copies = operator_grid.copies_of(point)
-        built = self._grid.build_point(point, datatype, copies)
+    def point_model(self, index: int, copies: int) -> bytes:
+        """The point as a model file."""
+        built = self._grid.build_point(*self._grid.points()[index], copies)
         assert built is not None
-        return built[0].file(built[1]), copies
+        return built[0].file(built[1])
+
+    def copies(self, index: int) -> int:
+        """Number of copies to time together."""
+        return operator_grid.copies_of(self._grid.points()[index][0])
 
     def network_model(self, index: int) -> bytes:
         """The network as a model file."""

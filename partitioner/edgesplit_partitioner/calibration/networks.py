@@ -95,7 +95,7 @@ def calibration_networks() -> tuple[bytes, ...]:
 
 def _start_network(rng: np.random.Generator) -> tuple[_NetworkBuilder, str, int]:
     """A network with an input and a first convolution, the name of its tensor, and its channels."""
-    side, channels = int(rng.choice([32, 64, 96, 128, 192, 256])), int(rng.choice([8, 12, 16, 24]))
+    side, channels = int(rng.choice([32, 64, 96, 128, 192, 256])), int(rng.choice([8, 16, 32]))
     net = _NetworkBuilder(rng, (1, 3, side, side))
     return net, net.relu(net.conv("x", channels, 3, 2)), channels
 
@@ -106,7 +106,7 @@ def _staged_network(rng: np.random.Generator, block: Callable[[_NetworkBuilder, 
     for _ in range(int(rng.integers(2, 5))):
         for position in range(int(rng.integers(1, 4))):
             stride = 2 if position == 0 and net.shapes[x][2] > 7 else 1
-            channels = min(int(channels * (1.5 + rng.random())), 320) // 4 * 4 if stride == 2 else channels
+            channels = round(min(channels * (1.5 + rng.random()), 320) / 16) * 16 if stride == 2 else channels
             x = block(net, x, channels, stride)
     return net.to_bytes(net.head(x, int(rng.choice([10, 100, 1000]))))
 

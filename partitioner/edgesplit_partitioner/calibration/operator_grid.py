@@ -29,10 +29,10 @@ MAX_FLOPS = 4e8
 MAX_ELEMENTS = 3_000_000
 """Upper limit of an operator's elements."""
 MAX_WEIGHT_BYTES = 8 << 20
-"""Upper limit of the weights of all copies of a point together."""
-TARGET_S, MAX_COPIES = 200e-6, 24
+"""Upper limit of the weights of all copies of a point together, if there are more than `MIN_COPIES`."""
+TARGET_S, MIN_COPIES, MAX_COPIES = 200e-6, 2, 24
 """Estimated seconds that the copies of an operator in one model should take together, so that the clock's resolution
-does not matter; and the maximum number of copies."""
+does not matter; and the least and the greatest number of copies."""
 PORT_COUNT = 8
 """Number of operators in the models of `port_model`."""
 PRIMES = (2, 3, 5, 7, 11, 13)
@@ -127,8 +127,8 @@ def copies_of(point: Point) -> int:
         1e-6 + copy_work.flops / (5e9 if copy_work.operator == "depthwise" else 5e10) + copy_work.bytes_moved / 1e10
     )
     bytes_each = 4 * sum(math.prod(shape) for shape in point.weights)
-    max_copies = min(MAX_COPIES, max(1, MAX_WEIGHT_BYTES // max(bytes_each, 1)))
-    return int(min(max(round(TARGET_S / guess_s), 1), max_copies))
+    max_copies = min(MAX_COPIES, max(MIN_COPIES, MAX_WEIGHT_BYTES // max(bytes_each, 1)))
+    return int(min(max(round(TARGET_S / guess_s), MIN_COPIES), max_copies))
 
 
 def _node(point: Point, copy: int, names: list[str], weight_names: list[str]) -> onnx.NodeProto:
@@ -173,6 +173,12 @@ def _log_size(u: float, low: float, high: float) -> int:
     return max(1, round(value / step) * step)
 
 
+def _channels(u: float, low: float, high: float) -> int:
+    """As `_log_size`, from 16 on a multiple of 16, as most channels are: kernels for blocks of 8 or 16 pad others."""
+    value = _log_size(u, low, high)
+    return value if value < 16 else round(value / 16) * 16
+
+
 def _pick(u: float, *choices: Any) -> Any:
     """The choice that `u`, between 0 and 1, falls on."""
     return choices[min(int(u * len(choices)), len(choices) - 1)]
@@ -196,7 +202,7 @@ def _conv(cout: int, cin: int, kernel: Shape, side: Shape, stride: int, groups: 
 
 
 def _conv1(u: float, v: float, w: float, *rest: float) -> Point:
-    cout, cin = _log_size(u, 6, 1200), _log_size(v, 3, 1200)
+    cout, cin = _channels(u, 6, 1200), _channels(v, 3, 1200)
     side = 1 if w < 0.16 else _fit_side(_log_size((w - 0.16) / 0.84, 2, 160), 2.0 * cout * cin, MAX_FLOPS)
     return _conv(cout, cin, (1, 1), (side, side), 1, 1)
 
@@ -204,7 +210,7 @@ def _conv1(u: float, v: float, w: float, *rest: float) -> Point:
 def _convk(u: float, v: float, w: float, x: float, y: float, z: float) -> Point:
     kernel = _pick(x, 3, 3, 3, 3, 3, 5, 7, 1)
     stride = 2 if kernel == 1 else _pick(y, 1, 1, 1, 2)
-    cout, cin = _log_size(u, 4, 512), _log_size(v * v if kernel > 3 else v, 1, 512)
+    cout, cin = _channels(u, 4, 512), _channels(v * v if kernel > 3 else v, 1, 512)
     dilation = _pick(z, 1, 1, 1, 1, 2) if kernel == 3 and stride == 1 else 1
     side = _fit_side(_log_size(w, 4, 224), 2.0 * cout * cin * kernel**2 / stride**2, MAX_FLOPS)
     side = _fit_side(max(side, dilation * 2), max(cin, cout), MAX_ELEMENTS)
@@ -225,7 +231,7 @@ def _conv_line(u: float, v: float, w: float, x: float, *rest: float) -> Point:
 
 
 def _depthwise(u: float, v: float, w: float, x: float, *rest: float) -> Point:
-    channels, kernel, stride = _log_size(u, 6, 1024), _pick(w, 3, 3, 3, 5), _pick(x, 1, 1, 2)
+    channels, kernel, stride = _channels(u, 6, 1024), _pick(w, 3, 3, 3, 5), _pick(x, 1, 1, 2)
     side = _fit_side(_log_size(v, 4, 160), channels, MAX_ELEMENTS)
     return _conv(channels, channels, (kernel, kernel), (side, side), stride, channels)
 

@@ -25,11 +25,13 @@ def separate_operators(works: Sequence[OperatorWork]) -> Iterator[OperatorWork]:
         work = works[position]
         yield work
         position += 1
+        if work.family == "Sigmoid" and _family(works, position) == "Mul":
+            position += 1  # x * sigmoid(x) is one operator, which takes as long as the sigmoid
         if work.operator not in FUSING:
             continue
         if _family(works, position) == "Add":
             position += 1
-        # In x * sigmoid(x) the product reads what the activation reads, so that both stay.
+        # There the product reads what the activation reads, so that the activation stays.
         if _family(works, position) in ACTIVATIONS and _family(works, position + 1) != "Mul":
             position += 1
 

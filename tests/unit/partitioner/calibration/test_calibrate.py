@@ -14,7 +14,7 @@ from edgesplit.device_profile import DeviceProfile, load_profile, parse_profile
 from edgesplit.errors import UsageError
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_cli.main import cli
-from edgesplit_partitioner.calibration import calibrate, operator_grid
+from edgesplit_partitioner.calibration import calibrate, child, operator_grid
 from edgesplit_partitioner.calibration.calibrate import (
     CalibrationTimes,
     NetworkTime,
@@ -231,6 +231,42 @@ def test_every_engine_and_option_is_measured(engine: Engine, setup: EngineOption
     assert {index for batch in measured if batch.whole for index in batch.seconds} == set(range(design.network_count))
     assert any(not batch.whole for batch in measured) is not setup.spinning
     assert all(seconds > 0 for batch in measured for seconds in batch.seconds.values())
+
+
+def test_fused_operators_were_charged_with_conversions_of_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a network's ends convert: an engine that takes 5 ms to convert and 1 ms for each convolution is found to
+    take 1 ms, however few copies are timed."""
+
+    class MadeUpSession:
+        def __init__(self, raw: bytes, setup: EngineOptions) -> None:
+            graph = onnx.load_model_from_string(raw).graph
+            self.seconds = 0.001 * len(graph.node) + 0.005 * bool(graph.initializer) * (setup.optimise == "fast")
+
+        def __call__(self) -> float:
+            return self.seconds
+
+    monkeypatch.setattr(child, "_TimedSession", MadeUpSession)
+    job = CalibrationJob(seconds=0.01, setup=EngineOptions(optimise="fast", merge=True))
+    design = design_of("onnxruntime")
+    convolutions = [index for index in range(100) if design.point_work(index).operator in ("conv", "depthwise")]
+    few_copies = [index for index in convolutions if design.copies(index) < 4]
+    found = CalibrationTimes()
+    found.add(child._measure_batch(few_copies, False, job, 1))
+
+    assert few_copies and found.operator_s() == pytest.approx(dict.fromkeys(few_copies, 0.001))
+
+
+def test_a_difference_with_a_disturbed_smaller_term_does_not_count() -> None:
+    """The least of each term counts over all visits, not the least difference; what noise leaves is above 0."""
+    found = CalibrationTimes()
+    for around_s in (0.002, 0.0029):
+        around = {0: around_s, 1: 0.004}
+        batch = BatchTimes(
+            batches=1, whole=False, empty_s=0.0, tensor_s=0.0, seconds={0: 0.003, 1: 0.003}, around=around
+        )
+        found.add(batch)
+
+    assert found.operator_s()[0] == pytest.approx(0.001) and 0 < found.operator_s()[1] < 0.0002
 
 
 def test_litert_operators_have_families_by_datatype() -> None:
