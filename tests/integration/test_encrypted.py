@@ -175,8 +175,8 @@ def test_an_eavesdropper_cannot_decrypt_the_stream(world: Deployed, tmp_path: Pa
     """A device of another group, enrolled and listening, has the manifest and every chunk, and even the keys that were
     wrapped for others: nothing opens."""
     cloud = world.cloud
-    body = {"device": "stranger", "device_class": "raspberrypi4", "group": "doors"}
-    stranger = Device(Up(cloud.data), cloud.api.post("/v1/devices/claims", body), tmp_path / "stranger")
+    body = {"device": "guest", "device_class": "raspberrypi4", "group": "doors"}
+    stranger = Device(Up(cloud.data), cloud.api.post("/v1/devices/claims", body), tmp_path / "guest")
     stranger.connect()
     try:
         stranger.trust.refresh(stranger.fetch)
@@ -188,7 +188,7 @@ def test_an_eavesdropper_cannot_decrypt_the_stream(world: Deployed, tmp_path: Pa
     for agent in world.cameras.values():
         kept = (agent.data / "releases" / world.release / "keys.wrapped").read_bytes()
         for wrapped in (wrapped_for(agent.data), kept):
-            for name in ("stranger", agent.name):
+            for name in ("guest", agent.name):
                 with pytest.raises(TrustError):
                     unwrap(wrapped, stranger.encryption_key, name, world.release)
     for one in manifest.all_slices:

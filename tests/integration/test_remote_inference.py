@@ -102,7 +102,7 @@ def test_the_command_chooses_the_way_and_says_which(cloud: Cloud, agent: Agent, 
 
 def test_an_error_on_the_device_has_its_kind(cloud: Cloud, agent: Agent) -> None:
     """What a local request would have raised."""
-    with pytest.raises(NotFound, match="pi4: no model nothing runs on this device; these do: digits"):
+    with pytest.raises(NotFound, match="pi4: no model nothing runs here; these do: digits"):
         cloud.api.infer("pi4", "nothing", {FRAME: b"x"}, deadline_s=20)
     with pytest.raises(UsageError, match="unknown input"):
         cloud.api.infer("pi4", "digits", {FRAME: b"x", "more": b"y"}, deadline_s=20)

@@ -215,13 +215,12 @@ def test_a_killed_gateway_leaves_the_device_answering(tiers: Tiers) -> None:
     tiers.deploy_on_three()
     tiers.helped_by_both()
 
-    def alone() -> bool:
-        report = tiers.answer(JPEGS[0])
-        return bool(report.fallback or report.row == LOCAL)
+    def alone(jpeg: bytes) -> bool:
+        report = tiers.answer(jpeg)
+        return bool(report.fallback or report.row == LOCAL) and report.next_tier_s == 0
 
     with tiers.gateway_killed():
-        eventually("its server has gone too, and the device is alone", alone)
-        assert all(tiers.answer(jpeg).next_tier_s == 0 for jpeg in JPEGS)
+        eventually("its server has gone too, and the device is alone", lambda: all(map(alone, JPEGS)))
 
     tiers.helped_by_both()
 

@@ -48,10 +48,12 @@ class Step:
         self.may_run.set()
         self.entered = threading.Event()
         self.runs = 0
+        self.inputs: list[Tensor] = []
         self.error: Exception | None = None
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
         self.runs += 1
+        self.inputs.append(tensors[self._source])
         self.entered.set()
         assert self.may_run.wait(20)
         if self.error is not None:
