@@ -108,7 +108,8 @@ class SimulatedController:
         )  # fmt: skip
         events = DeviceEvents(
             self.devices, acknowledge=self._acknowledge, end_session=self.broker.disconnect,
-            publish_revocations=lambda: None, on_reports=self._on_reports,
+            publish_revocations=lambda: None, clear_retained=lambda devices: self.delivery.clear_retained(devices),
+            on_reports=self._on_reports,
         )  # fmt: skip
         sources = Sources(
             metadata=self.repository.read, chunk=self.blobs.get, release_chunks=self.release_builder.chunks_of,

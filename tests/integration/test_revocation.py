@@ -102,10 +102,8 @@ def test_nothing_of_a_removed_device_stays_and_its_name_is_free(up: Up, tmp_path
     assert {"birth", "reported"} <= retained(up, "pi-gone", bystander)
     status, answer = up.call("DELETE", "/v1/devices/pi-gone/record")
     assert status == 409 and "--force" in answer["error"] and device.session.connected
-    # Revoked first: a will that the broker publishes amid the clearing can stay retained (a known fault).
-    up.ok("DELETE", "/v1/devices/pi-gone")
-    eventually("the end of the session", lambda: gone(device))
     assert up.ok("DELETE", "/v1/devices/pi-gone/record?force=true")["state"] == "removed"
+    eventually("the end of the session", lambda: gone(device))
     with pytest.raises(LinkError):
         device.again().connect_or_raise()
     assert up.call("GET", "/v1/devices/pi-gone")[0] == 404 and bystander.session.connected

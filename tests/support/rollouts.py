@@ -15,7 +15,7 @@ def rollout_dict(
     counts = {**dict.fromkeys(MEMBER_STATES, 0), **states}
     stage = {"number": 1, "size": "100%", "devices": devices, "states": states, "needs_approval": False, "open": 0}
     return {
-        "id": 7, "model": "digits@1", "withdraws": False, "release": "a" * 64, "targets": ["all"], "state": state, "reason": "",
-        "waits_for": waits_for, "superseded_by": None, "stages": [stage], "stage": 1, "devices": devices,
+        "id": 7, "model": "digits@1", "withdraws": False, "release": "a" * 64, "targets": ["all"], "state": state,
+        "reason": "", "waits_for": waits_for, "superseded_by": None, "stages": [stage], "stage": 1, "devices": devices,
         "states": counts, "began": began, "ended": ended, "terms": {"rate": None}, "failures": [], "following": False,
     }  # fmt: skip

@@ -124,6 +124,7 @@ class Assembly:
             acknowledge=lambda acks: self.delivery.acknowledge(acks),
             end_session=self.revocations.end_session,
             publish_revocations=self.revocations.publish,
+            clear_retained=lambda devices: self.delivery.clear_retained(devices),
             on_reports=lambda: self.controller.on_reports(),
             on_ingested=partial(metrics.record_ingest, self._foundations.metric_registry),
         )

@@ -25,6 +25,8 @@ class DeviceEvents:
     end_session: Callable[[str], None]
     """Ends the broker session of a device."""
     publish_revocations: Callable[[], None]
+    clear_retained: Callable[[Collection[str]], None]
+    """Clears what the broker retains of removed devices."""
     on_reports: Callable[[], None]
     """Called when devices reported their state: gateways may drop releases, rollouts may go on."""
     on_ingested: Callable[[IngestResult, float], None] = lambda _result, _seconds: None
@@ -40,6 +42,10 @@ class DeviceEvents:
             self.publish_revocations()
         for device in result.intruders:
             self.end_session(device)
+        # At once, and not by the row alone: the acknowledgement of an earlier clearing may still be on its way, and
+        # would be noted as that of this message.
+        if result.removed:
+            self.clear_retained(result.removed)
         if any(isinstance(message, Reported) for _, message in received):
             self.on_reports()
 

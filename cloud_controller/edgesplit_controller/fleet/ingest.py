@@ -38,6 +38,8 @@ class IngestResult:
 
     intruders: set[str] = field(default_factory=set)
     """Revoked and removed devices that sent a message: their session must be ended."""
+    removed: set[str] = field(default_factory=set)
+    """Removed devices that were heard, also by their last will: what the broker retained of it must be cleared."""
     superseded: bool = False
     """A renewed certificate was seen in use, so that older ones were revoked."""
     acks: list[tuple[str, Ack]] = field(default_factory=list)
@@ -56,11 +58,11 @@ def ingest_messages(session: Session, received: Received, now: float, on_birth: 
     """Ingest messages, in order. Those of unknown, revoked and removed devices are dropped."""
     result = IngestResult()
     batch = _IngestBatch(session, received, now)
-    removed = _note_messages_of_removed(session, {name for name, _ in received} - set(batch.devices))
+    result.removed = _note_messages_of_removed(session, {name for name, _ in received} - set(batch.devices))
     for name, message in received:
         device = batch.devices.get(name)
         outcome = "unknown"
-        if name in removed or (device is not None and device.revoked):
+        if name in result.removed or (device is not None and device.revoked):
             outcome = "revoked"
             if not isinstance(message, Death):  # a last will, published by the broker
                 result.intruders.add(name)

@@ -42,6 +42,7 @@ class Harness:
             acknowledge=self.acknowledge,
             end_session=lambda device: self.calls.append(f"end {device}"),
             publish_revocations=lambda: self.calls.append("revocations"),
+            clear_retained=lambda devices: self.calls.append(f"clear {', '.join(devices)}"),
             on_reports=lambda: self.calls.append("reports"),
         )
 
@@ -56,6 +57,7 @@ class Harness:
         ({"acks": [("cam", ACK)]}, Death(session=1), ["ack cam"]),
         ({"superseded": True}, Death(session=1), ["revocations"]),
         ({"intruders": {"gone"}}, Death(session=1), ["end gone"]),
+        ({"removed": {"gone"}}, Death(session=1), ["clear gone"]),
         ({}, Reported(session=1, statement_counter=2, models=()), ["reports"]),
         (
             {"acks": [("cam", ACK)], "superseded": True, "intruders": {"gone"}},

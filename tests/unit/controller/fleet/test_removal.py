@@ -221,7 +221,8 @@ def test_a_removed_device_that_is_heard_is_thrown_off_and_cleared(fleet: Fleet) 
     assert heard.intruders == {"cam"} and heard.outcomes == {("birth", "revoked"): 1}
     assert fleet.statements.due() == ["cam"]
     fleet.published()
-    assert fleet.devices.ingest([("cam", Death(9))]).intruders == set()
+    by_will = fleet.devices.ingest([("cam", Death(9))])
+    assert by_will.intruders == set() and by_will.removed == {"cam"}
     assert fleet.statements.due() == ["cam"] and fleet.rows("cam") == rows
     assert fleet.devices.ingest([("never", Death(9))]).outcomes == {("death", "unknown"): 1}
 
