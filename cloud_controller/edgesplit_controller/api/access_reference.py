@@ -56,8 +56,8 @@ def declared_routes(routes: list[BaseRoute]) -> Iterator[DeclaredRoute]:
 
 def render_page(routes: list[BaseRoute]) -> str:
     """The whole page as Markdown."""
-    rows = sorted(declared_routes(routes), key=lambda one: (one.path, one.method))
-    return HEAD + "".join(_row(one) for one in rows)
+    rows = sorted(declared_routes(routes), key=lambda route: (route.path, route.method))
+    return HEAD + "".join(_row(route) for route in rows)
 
 
 def _row(route: DeclaredRoute) -> str:

@@ -61,7 +61,7 @@ class AgentReleases:
             whole = file_sha256(part)
         finally:
             part.unlink(missing_ok=True)
-        file_ = SliceFile(WHEELS_FILE, sum(one.bytes for one in chunks), whole, chunks)
+        file_ = SliceFile(WHEELS_FILE, sum(chunk.bytes for chunk in chunks), whole, chunks)
         build = self._blobs.put(msgspec.json.encode(Slice(name, "agent", (), (), (), (file_,))))
         build_view = {
             "python": target.python, "machine": target.machine, "extras": sorted(extras), "bytes": file_.bytes,
@@ -70,7 +70,7 @@ class AgentReleases:
         with self._database.write() as session:
             model = _find_version(session, version) or _add_version(session, version, self._now())
             platform = (build_view["python"], build_view["machine"])
-            existing = [one for one in model.shown["builds"] if (one["python"], one["machine"]) == platform]
+            existing = [build for build in model.shown["builds"] if (build["python"], build["machine"]) == platform]
             if existing and existing[0]["sha256"] != whole:
                 raise Conflict(
                     f"agent {version} for {target} exists already, with other wheels: a version is immutable,"

@@ -94,9 +94,9 @@ def compare_tables(
 ) -> Verdict:
     """Compare two tables on the observations of these devices."""
     # All observations, and their older and newer half: a short disturbance improves only one half.
-    whole = _compare([one.observations for one in devices], old, new, fixed_s)
+    whole = _compare([device.observations for device in devices], old, new, fixed_s)
     older, newer = (_compare(part, old, new, fixed_s) for part in split_in_time(devices))
-    is_worthwhile = [one.saves_enough(doubt.least_gain) or one.repairs_limit for one in (whole, older, newer)]
+    is_worthwhile = [part.saves_enough(doubt.least_gain) or part.repairs_limit for part in (whole, older, newer)]
     # At least three quarters of the devices must not lose, unless a broken limit is repaired.
     is_fair = whole.low >= 0.0 or whole.repairs_limit
     return Verdict(

@@ -133,7 +133,7 @@ class Replanner:
         row = self._visible_proposal(number)
         if row.state != proposals.OPEN:
             raise Conflict(f"proposal {number} is {row.state} already")
-        unit = next((one for one in self.inspector.units() if _is_of(row, one)), None)
+        unit = next((unit for unit in self.inspector.units() if _is_of(row, unit)), None)
         if unit is None:
             raise Conflict(f"proposal {number} is for devices that run another release by now")
         return self._apply(unit, row.id, msgspec.convert(row.measured, FieldMeasurements), current_operator())

@@ -209,7 +209,7 @@ class ObjectStore:
         for failures in range(attempts):
             try:
                 return action()
-            except Exception as error:
+            except Exception as error:  # botocore and its transport raise many types, without a common base
                 translated = self._translated(error)
                 if not isinstance(translated, LinkError) or failures == attempts - 1:
                     if translated is error:
@@ -295,7 +295,7 @@ class _ObjectReader(io.RawIOBase):
             return 0
         try:
             data = (self._body or self._open()).read(min(len(buffer), self._size - self._position))
-        except Exception:
+        except Exception:  # whatever it was: what is left of this body cannot be trusted
             self._body = None
             raise
         buffer[: len(data)] = data

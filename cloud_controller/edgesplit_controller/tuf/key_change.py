@@ -111,7 +111,7 @@ def check_change(change: KeyChange, root: Root) -> None:
     if change.release_key is not None and "targets" in change.anew:
         raise UsageError("the release key is either one named or a new one of the controller's own, not both")
     count = len(change.root_keys) or (1 if "root" in change.anew else len(root.roles["root"].keyids))
-    if len({one.keyid for one in change.root_keys}) != len(change.root_keys) or count > MOST_ROOT_KEYS:
+    if len({key.keyid for key in change.root_keys}) != len(change.root_keys) or count > MOST_ROOT_KEYS:
         raise UsageError(f"the root keys repeat one, or are more than {MOST_ROOT_KEYS}")
     threshold = change.threshold or root.roles["root"].threshold
     if not 1 <= threshold <= count:

@@ -258,7 +258,9 @@ class Repository:
         """Paths of the targets that the published lists name, and of the fingerprints that their manifests name."""
         paths = {*self.store.targets().targets, *self.store.planner().targets}
         manifests = [decode_manifest(self.store.target(path)) for path in paths]
-        fingerprints = {fingerprint_path(one.fingerprint.sha256) for one in manifests if one.fingerprint is not None}
+        fingerprints = {
+            fingerprint_path(manifest.fingerprint.sha256) for manifest in manifests if manifest.fingerprint is not None
+        }
         return paths | fingerprints
 
     def renew(self) -> None:

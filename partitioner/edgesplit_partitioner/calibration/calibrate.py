@@ -128,8 +128,10 @@ def calibrate(
             times[-1].points, times[-1].around = times[-2].points, times[-2].around
     load = load_between(before, read_counters(), [])
     exact, *tuned = [
-        fit_points(one, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine)
-        for one, (engine, setup) in zip(times, jobs, strict=True)
+        fit_points(
+            measured, machine=machine_name(), runtime=runtime_name(engine), today=today, setup=setup, engine=engine
+        )
+        for measured, (engine, setup) in zip(times, jobs, strict=True)
     ]
     profile = to_profile(name, exact, times[0], base, threads, tuple(tuned))
     if not load.is_busy:

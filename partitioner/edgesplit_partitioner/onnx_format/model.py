@@ -205,7 +205,7 @@ def _sound_input(model: PreparedModel, spec: InputSpec) -> TensorSpec:
         for spec in model.inputs
         if spec.datatype == "FP32" and spec.shape and set(spec.shape[:-1]) <= {1} and spec.shape[-1] > 1
     ]
-    matching = [one for one in candidates if spec.samples in (0, one.shape[-1])]
+    matching = [row for row in candidates if spec.samples in (0, row.shape[-1])]
     if len(matching) != 1:
         listed = ", ".join(_describe(spec) for spec in model.inputs)
         wanted = f"{spec.samples} samples of sound" if spec.samples else "a row of sound"

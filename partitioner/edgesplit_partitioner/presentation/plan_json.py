@@ -66,7 +66,7 @@ class SentPicture(msgspec.Struct, frozen=True, kw_only=True):
 def pictures(costs: Costs, candidates: Iterable[Candidate], link: Link) -> list[SentPicture]:
     """The inputs that most likely are pictures sent as numbers; empty where all-remote is not among the candidates."""
     found = list(candidates)
-    remote = next((one for one in found if one.allowed and not one.row.layers), None)
+    remote = next((candidate for candidate in found if candidate.allowed and not candidate.row.layers), None)
     if remote is None:
         return []
     sent: list[SentPicture] = []
@@ -74,7 +74,7 @@ def pictures(costs: Costs, candidates: Iterable[Candidate], link: Link) -> list[
         others = sum(cost.bytes for other, cost in costs.inputs.items() if other != name and other in remote.row.sends)
         fewer = remote.row.up_bytes - others - picture.jpeg_bytes
         seconds = remote.seconds - max(fewer, 0) / link.up_bytes_per_s
-        best_s = min(one.seconds for one in found if one.allowed)
+        best_s = min(candidate.seconds for candidate in found if candidate.allowed)
         sent.append(
             SentPicture(
                 input=name, bytes=costs.inputs[name].bytes, jpeg_bytes=picture.jpeg_bytes,
