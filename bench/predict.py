@@ -121,7 +121,7 @@ def find_models(folder: Path, scratch: Path, left_out: list[str]) -> Iterator[tu
         if path.exists():
             yield name, prepare_model(path.read_bytes(), bindings)
         else:
-            left_out.append(f"{name} ({path} is not there)")
+            left_out.append(f"{path.stem} ({name} is not in {path.parent})")
     for name in MATERIALISED:
         source, target = folder / "topology" / f"{name}.onnx", scratch / f"{name}.onnx"
         command = [sys.executable, str(folder / "tools/materialise_light.py"), str(source), str(target)]

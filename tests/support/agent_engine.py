@@ -53,7 +53,7 @@ class Step:
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
         self.runs += 1
-        self.inputs.append(tensors[self._source])
+        self.inputs.append(tensors[self._source].copy())  # not the segment that it may lie in
         self.entered.set()
         assert self.may_run.wait(20)
         if self.error is not None:

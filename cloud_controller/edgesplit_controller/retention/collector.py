@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 from edgesplit.quantities import format_duration
 from edgesplit.release.manifest import Manifest, decode_manifest
 from edgesplit.release_store import remove_release, stored_releases
+from edgesplit_controller.errors import Conflict
 from edgesplit_controller.model_registry.registry import MODELS
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.retention.holds import delete_void_holds, oldest_hold
@@ -216,7 +217,7 @@ class Collector:
         try:
             return decode_manifest(self._blobs.get(digest))
         except BlobLost as error:
-            raise BlobLost(
+            raise Conflict(
                 f"no blob was deleted, because the manifest of release {digest[:16]} is lost and so it is not known"
                 f" which files it needs ({error}): restore a backup, or `edgectl release remove {digest[:16]}`"
             ) from error

@@ -51,7 +51,7 @@ def test_an_installation_from_before_keeps_its_derived_secrets(tmp_path: Path, k
         (tmp_path / AUTHORITY_KEY).write_bytes(private_pem(Ed25519PrivateKey.generate()))
     Authority(tmp_path)
     before = derived_by_0_2(tmp_path)
-    with get_context("fork").Pool(4) as processes:
+    with get_context("spawn").Pool(4) as processes:  # a fork of a process with threads may wait for ever
         found = processes.map(derived, [tmp_path] * 8)
     assert set(found) == {before}
     stored = (tmp_path / DERIVATION_KEY).read_bytes()
