@@ -187,13 +187,15 @@ def format_cells(cells: Sequence[Cell]) -> None:
     for (model, profile), row in lines.items():
         print(f"{model:44} {profile:16} " + " ".join(f"{_format_cell(cell):>11}" for cell in row))
     print(
-        "x: times the better pure mode; L all-local, R all-remote, C a cut between (h: fp16, q: int8 on the boundary)"
+        "x: times the better pure mode; L all-local, R all-remote, C a cut between (h: fp16, q: int8, 6: int6, 4: int4)"
     )
 
 
 def _format_cell(cell: Cell) -> str:
     where = "L" if cell.row == "local" else "R" if not cell.after else "C"
-    lossy = "".join(sorted({"fp16": "h", "int8": "q"}[codec] for codec in cell.codecs.values()))[:2]
+    lossy = "".join(
+        sorted({"fp16": "h", "int8": "q", "int6": "6", "int4": "4"}[codec] for codec in cell.codecs.values())
+    )[:2]
     return f"{cell.gain:.2f}x {where}{''.join(dict.fromkeys(lossy))}"
 
 

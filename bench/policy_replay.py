@@ -23,6 +23,7 @@ from edgesplit import plan as plans
 from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
 from edgesplit.plan import Plan, Power, Row
+from edgesplit.variant_choice import finish_s, is_less_accurate
 from edgesplit_agent.policy.hedge_budget import HedgeTokenBucket, max_sending_cost, processor_cost, sending_cost
 from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, MIN_OFFLOAD_WAIT_S, offload_timeout_s
 from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
@@ -82,6 +83,8 @@ class Outcome:
     """Seconds that the device computed on its hedge."""
     in_time: bool = True
     """True where the result came before the deadline."""
+    answered_by: str = ""
+    """Row that gave the result: `row`, or the local one by which the hedge finished; empty where there is none."""
 
 
 class Policy(Protocol):
@@ -178,17 +181,19 @@ def _run_request(scene: Scenario, world: DeviceState, choice: RowChoice, at: flo
     sent = ready + row.encode_s * slowdown
     world.last_sent = sent
     through, answered = _transfer_times(scene, world, row, sent)
-    local = scene.plan.local
+    local = choice.finish or scene.plan.local
     if local is None:
         world.link_free = through
         _observe_result_later(scene, world, row, sent, answered)
         return _outcome(
             scene, row, at, answered, busy_s=(row.device_s + row.encode_s) * slowdown, sent=sent, ends=answered
         )
-    tail_s = (local.device_s - row.device_s) * slowdown
+    tail_s = finish_s(row, local) * slowdown
     expected = plans.link_s(row, world.link_estimate.link) + row.decode_s + row.remote_s
     left_s = at + scene.deadline_s - sent
     wait_s = math.inf if knows else offload_timeout_s(left_s, tail_s, expected, DELIVERY_MARGIN_S, choice.early_s)
+    if not knows and is_less_accurate(local, row):  # as the agent does: only the deadline starts a weaker variant
+        wait_s = offload_timeout_s(left_s, tail_s, math.inf)
     doubt_s = max(MIN_OFFLOAD_WAIT_S, 3 * expected)
     if answered > sent + doubt_s and choice.early_s is None:
         world.schedule(sent + doubt_s, lambda: _observe_timeout(world, row, doubt_s, sent + doubt_s))
@@ -200,22 +205,26 @@ def _run_request(scene: Scenario, world: DeviceState, choice: RowChoice, at: flo
             scene, row, at, answered, busy_s=(row.device_s + row.encode_s) * slowdown, sent=sent, ends=answered
         )
     done = hedge_starts + tail_s
+    if is_less_accurate(local, row):  # the device's answer waits for the more accurate one until the last moment
+        done = max(done, at + scene.deadline_s - DELIVERY_MARGIN_S / 2)
     ends_at = min(done, answered)
     if answered <= done:
         world.link_free = through
         _observe_result_later(scene, world, row, sent, answered)
-        stopped = _slice_end(scene, row, hedge_starts, answered)
+        stopped = min(_slice_end(scene, row, local, hedge_starts, answered), hedge_starts + tail_s)
     else:
         sent_bytes = uplink.bytes_between(scene.trace, max(sent, world.link_free), done)
         world.link_free = uplink.completion_time_s(
             scene.trace, max(sent, world.link_free), min(row.up_bytes, sent_bytes + scene.stuck_bytes)
         )
         world.schedule(done, lambda: _observe_timeout(world, row, done - sent, done))
-        stopped = done
+        stopped = hedge_starts + tail_s
     world.processor_free = stopped
     busy_s = (row.device_s + row.encode_s) * slowdown + stopped - hedge_starts
     outcome = _outcome(scene, row, at, ends_at, busy_s=busy_s, sent=sent, ends=ends_at)
-    return replace(outcome, won_by_hedge=done < answered, hedged=True, hedge_s=stopped - hedge_starts)
+    won = done < answered
+    answered_by = local.name if won else row.name
+    return replace(outcome, won_by_hedge=won, hedged=True, hedge_s=stopped - hedge_starts, answered_by=answered_by)
 
 
 def _transfer_times(scene: Scenario, world: DeviceState, row: Row, sent: float) -> tuple[float, float]:
@@ -225,10 +234,12 @@ def _transfer_times(scene: Scenario, world: DeviceState, row: Row, sent: float) 
     return through, through + scene.plan.link.rtt_s + row.decode_s + row.remote_s + row.further_links_s + down_s
 
 
-def _slice_end(scene: Scenario, row: Row, starts: float, stop: float) -> float:
+def _slice_end(scene: Scenario, row: Row, local: Row, starts: float, stop: float) -> float:
     """Time at which a cancelled hedge stops: at the end of the slice that runs. The table's cuts are the ends of
-    slices."""
-    ends = sorted(other.device_s - row.device_s for other in scene.plan.rows if other.device_s > row.device_s)
+    slices; another variant's hedge begins from the input."""
+    begun_s = row.device_s if row.variant == local.variant else 0.0
+    cuts = (other for other in scene.plan.rows if other.variant == local.variant)
+    ends = sorted(other.device_s - begun_s for other in cuts if other.device_s > begun_s)
     return next((starts + end * scene.slowdown for end in ends if starts + end * scene.slowdown >= stop), stop)
 
 
@@ -238,7 +249,8 @@ def _outcome(
     power = scene.plan.power
     moving_s = max(0.0, ends - sent) if not row.is_local else 0.0
     joules = actual_joules(row, power, busy_s, done - at, moving_s) if power else 0.0
-    return Outcome(row.name, done - at, joules, sent=not row.is_local, in_time=done - at <= scene.deadline_s)
+    in_time = done - at <= scene.deadline_s
+    return Outcome(row.name, done - at, joules, sent=not row.is_local, in_time=in_time, answered_by=row.name)
 
 
 def _observe_compute(world: DeviceState, measured_s: float, predicted_s: float, at: float) -> None:

@@ -53,6 +53,7 @@ from edgesplit_agent.power.mode import PowerSettings as PowerWishes
 from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.power.sensors import ROOT as SYSFS
 from edgesplit_agent.releases.chunk_store import ChunkStore
+from edgesplit_agent.releases.golden_result import GoldenResult
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.releases.tuner import Tuner
 from edgesplit_agent.releases.tuning import TuningLimits, TuningResults
@@ -178,6 +179,8 @@ class AgentSettings:
     """When a request is also run on the device while the offload target works on it."""
     hedge_budget: float | None = None
     """Share of the cost of running everything locally that hedges may use; see `policy.hedge_budget`."""
+    skip_still: float = 0.0
+    """Share of the answers of a named stream that may change where those of still frames are repeated; 0: none are."""
 
 
 class Agent:
@@ -210,7 +213,10 @@ class Agent:
         )
         self._engine = Engine(
             identity.device_class, self._offload_client, tracer=self._tracer, power=self._power,
-            settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget, lanes=settings.lanes),
+            settings=EngineSettings(
+                hedge=settings.hedge, hedge_budget=settings.hedge_budget, lanes=settings.lanes,
+                skip_still=settings.skip_still,
+            ),
             client_for=self._foreign.for_release, is_settled=self._is_committed,
         )  # fmt: skip
         self._telemetry_windows = self._engine.observe(TelemetryWindows())
@@ -344,7 +350,8 @@ class Agent:
             "statement_problem": actual.offer_trouble, "release_bundle": self._bundle_watch.status(),
             "unhealthy_starts": actual.starts, "deduplicated": self._engine.idempotency.joined,
             "hedging": dict(self._engine.hedge_budget.counts), "dropped": self._engine.queue.dropped,
-            "stale": self._engine.stale_answers.given, "delivery": vars(uplink.chunks.counters) if uplink else {},
+            "stale": self._engine.stale_answers.given, "still_frames": self._engine.still_frames.status(),
+            "delivery": vars(uplink.chunks.counters) if uplink else {},
             "health": msgspec.to_builtins(health.to_telemetry(monotonic())),
             "backlog": msgspec.to_builtins(self._outbox.to_telemetry()),
         }  # fmt: skip
@@ -412,8 +419,8 @@ class Agent:
     def _on_device_run(self, release: str, error: Exception | None) -> None:
         self._reconciler.on_device_run(release, error)
 
-    def _on_activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
-        self._health().on_activated(model, release, monotonic(), drift, golden_ok)
+    def _on_activated(self, model: str, release: str, drift: Drift | None, golden: GoldenResult | None) -> None:
+        self._health().on_activated(model, release, monotonic(), drift, golden)
 
     def _sample_telemetry(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         conditions = self._engine.conditions
@@ -447,9 +454,10 @@ class Agent:
         """Conditions that the agent finds itself."""
         servers = [server for server in (self._server, self._local_server) if server is not None]
         endpoints = [server.recent_refusals() for server in servers]
+        repeats = self._engine.still_frames.alarms()
         if self._gateway is None:
-            return reported_conditions(endpoints)
-        return reported_conditions(endpoints, self._gateway.flood, self._gateway.list_problem)
+            return reported_conditions(endpoints, repeat_alarms=repeats)
+        return reported_conditions(endpoints, self._gateway.flood, self._gateway.list_problem, repeats)
 
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
         """Health of each serving release."""

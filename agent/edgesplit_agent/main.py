@@ -26,14 +26,14 @@ from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.links import parse_host_and_port, parse_link, parse_metrics_address
 from edgesplit.observability import log_format
-from edgesplit.oip.options import Hedge
+from edgesplit.oip.options import MAX_CHANGED, MIN_CHANGED, Hedge
 from edgesplit.process.lifecycle import (
     add_die_with_parent_option,
     end_with_parent,
     forbid_core_dumps,
     on_stop_signals,
 )
-from edgesplit.quantities import ABOVE_ZERO, parse_power, parse_rate, parse_size
+from edgesplit.quantities import ABOVE_ZERO, parse_percentage, parse_power, parse_rate, parse_size
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.providers import PROVIDERS, check_names
@@ -68,6 +68,8 @@ AddOption = Callable[..., object]
 MOST_THREADS = 256
 LONGEST_HEALTH_S = 86_400.0
 MAX_POWER_BUDGET_W = 1_000.0
+DEFAULT_CHANGED = 0.01
+"""Share of a stream's answers that repeating may change, where the operator names none."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,6 +213,13 @@ def _model_options(option: AddOption) -> None:
     option("--hedge-budget", type=_bounded(float, 0, 1, "part: 0 to 1"), metavar="PART",
            help="with auto: cost of hedges that no deadline requires, at most this part of answering everything locally"
            " (default: all of it on mains, a tenth on a discharging battery, 0 to save energy)")
+    option("--skip-still", action="store_true",
+           help="frames of a named stream that hardly differ from the last one answered are given its answer, marked"
+           " with its age, once enough frames have shown which difference that may be")
+    changed = partial(parse_percentage, least=MIN_CHANGED, most=MAX_CHANGED)
+    option("--changed", type=_argparse_type(changed), metavar="SHARE",
+           help="with --skip-still: share of a stream's answers that may differ from the model's because of it, as in"
+           f" 0.5%% (default {DEFAULT_CHANGED:.0%}%)")
 
 
 def _observability_options(option: AddOption) -> None:
@@ -289,6 +298,8 @@ def check_options(options: argparse.Namespace) -> None:
     if options.link:
         parse_link(options.link)
     _link_trace(options)
+    if options.changed is not None and not options.skip_still:
+        raise UsageError("--changed says how much --skip-still may change: give both")
     if options.broker:
         parse_host_and_port(options.broker, "broker")
     if options.gateway:
@@ -356,6 +367,7 @@ def _run(options: argparse.Namespace) -> int:
                 telemetry_quota_bytes=options.telemetry_quota, telemetry_age_s=options.telemetry_days * 86_400,
                 remote_inference=options.remote_inference,
                 hedge=options.hedge, hedge_budget=options.hedge_budget,
+                skip_still=(options.changed or DEFAULT_CHANGED) if options.skip_still else 0.0,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_link_trace(options),
                 isolate=options.worker == "process", lanes=options.direct_access,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from edgesplit.controller_client.client import ControllerClient
+from edgesplit.controller_client.client import TIMEOUT_S, ControllerClient
 from edgesplit.controller_client.settings import credentials_file
 from edgesplit.errors import UsageError
 
@@ -35,6 +35,6 @@ def chosen_credentials(data: Path, context: click.Context | None = None) -> Path
     return named
 
 
-def connect(data: Path) -> ControllerClient:
-    """A client of the controller that this call addresses."""
-    return ControllerClient.connect(data, chosen_credentials(data))
+def connect(data: Path, *, timeout_s: float = TIMEOUT_S) -> ControllerClient:
+    """A client of the controller that this call addresses; it waits so long for the network at a time."""
+    return ControllerClient.connect(data, chosen_credentials(data), timeout_s=timeout_s)

@@ -7,7 +7,7 @@ Calls marked "Heavy." measure, plan, slice or sign; the API runs them one at a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from mmap import mmap
 from pathlib import Path
@@ -45,6 +45,8 @@ from edgesplit_controller.fleet.rows import (
 from edgesplit_controller.history.buckets import Span
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.model_registry.sample_sets import SampleSets
+from edgesplit_controller.model_registry.variants import GateRequest, StoredVariant, Variants
 from edgesplit_controller.planning.planner_service import (
     OWN_CLASS,
     PlanningService,
@@ -54,6 +56,7 @@ from edgesplit_controller.planning.planner_service import (
     slowest_link,
 )
 from edgesplit_controller.releases.agent_releases import AgentReleases
+from edgesplit_controller.releases.agent_versions import check_agents
 from edgesplit_controller.releases.build import ReleaseBuilder, signature_view
 from edgesplit_controller.releases.bundle import ReleaseBundler
 from edgesplit_controller.releases.content_keys import check_can_decrypt, check_key_ownership
@@ -65,11 +68,13 @@ from edgesplit_controller.retention.collector import Collector
 from edgesplit_controller.retention.removal import Removal
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
+from edgesplit_controller.rollout.gates import gates_of_answers
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.rollout.states import NOTHING
 from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Event, Model
+from edgesplit_partitioner.compression.recipe import Method
 
 
 class Authority(Protocol):
@@ -138,6 +143,8 @@ class Controller:
     database: Database
     blobs: Blobs
     registry: Registry
+    sample_sets: SampleSets
+    variants: Variants
     planner: PlanningService
     release_builder: ReleaseBuilder
     devices: Devices
@@ -180,6 +187,26 @@ class Controller:
         model = self.registry.push(part, name, input_text, bindings)
         return {**model_to_dict(model), "created": model.id not in known_ids}
 
+    def push_variant(
+        self, part: Path, name: str, input_text: str, bindings: Mapping[str, int], variant_of: str,
+        request: GateRequest,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Heavy. Store a model file that stands in for another model, if it passes the gate; else nothing is stored."""
+        base, known_ids = self.registry.get(variant_of), {model.id for model in self.registry.all()}
+        stored = self.variants.push(base, part, name or base.name, input_text, bindings, request)
+        return _variant_to_dict(stored, known_ids)
+
+    def compress_model(self, reference: str, method: Method, request: GateRequest) -> dict[str, Any]:
+        """Heavy. Make and store a compressed version of a model, if one passes the gate; else nothing is stored."""
+        known_ids = {model.id for model in self.registry.all()}
+        return _variant_to_dict(self.variants.compress(self.registry.get(reference), method, request), known_ids)
+
+    def make_sample_set(self, reference: str, digests: Sequence[str]) -> dict[str, Any]:
+        """Name a set of stored samples with their labels."""
+        model = self.registry.get(reference)
+        made = self.sample_sets.create(model, digests)
+        return {"model": model.ref, "set": made.sha256, "samples": len(made.content), "labelled": made.labelled}
+
     def models(self) -> list[dict[str, Any]]:
         """Every model, with the number of its layers instead of the layers."""
         return [{**model_to_dict(model), "layers": len(model.shown["layers"])} for model in self.registry.all()]
@@ -188,7 +215,10 @@ class Controller:
         """One model with its layers, and what is known of its times on this machine."""
         model = self.registry.get(reference)
         stored = self.planner.stored_layers(model)
-        return {**model_to_dict(model), **({"measurement": stored.text} if stored is not None else {})}
+        return {
+            **model_to_dict(model), "variants": [variant.ref for variant in self.registry.variants_of(model.ref)],
+            **({"measurement": stored.text} if stored is not None else {}),
+        }  # fmt: skip
 
     def model_file(self, reference: str, *, optimised: bool) -> bytes | mmap:
         """A model's file, verified: as it was pushed or, with `optimised`, as it is sliced."""
@@ -213,10 +243,15 @@ class Controller:
         return self.replanner.costs_measured_on(reference, self.devices.get(device))
 
     def costs(
-        self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        """Heavy, if the model was not measured yet. The costs file of a model for a device class."""
-        costs = self.planner.costs(self.registry.get(reference), device_class, lossy=lossy, tiers=tiers, whole=True)
+        self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None,
+        confirm: Sequence[str] = (), options: PlanOptions | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Heavy, if the model was not measured yet. The costs file of a model for a device class; where the options
+        limit changed answers, with those on the tensors `confirm`."""
+        model, options = self.registry.get(reference), options or PlanOptions()
+        costs = self.planner.costs(model, device_class, lossy=lossy or options.lossy, tiers=tiers, whole=True)
+        if options.max_changed:
+            costs = self.planner.with_changed_answers(model, costs, confirm, options)
         result: dict[str, Any] = msgspec.to_builtins(costs)
         return result
 
@@ -239,14 +274,17 @@ class Controller:
         """
         model = self.registry.get(reference)
         devices = self.devices.select(targets)
-        self.rollouts.checked_terms(asked, len(devices))
+        judged = gates_of_answers(self.rollouts.checked_terms(asked, len(devices)).gates)
+        check_agents(model, devices, judged=bool(judged))
         gateways = self.gateways.by_device([device.name for device in devices])
         through = gateway_tier_by_class(devices, gateways)
         if plan_options.encrypt:
             check_can_decrypt([*devices, *gateways.values()])
         by_planner = recut or not (elsewhere or self.signing.signs_releases)
         links = links_by_class(devices, link)
-        digest, manifest = self.release_builder.prepare(model, links, plan_options, recut=by_planner, gateways=through)
+        digest, manifest = self.release_builder.prepare(
+            model, links, plan_options, recut=by_planner, gateways=through, judged=judged
+        )
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
             return self._to_sign(digest, model, devices, manifest)
@@ -268,7 +306,8 @@ class Controller:
         devices = self.devices.select(targets)
         if missing := sorted({device.device_class for device in devices} - set(manifest.plans)):
             raise Conflict(f"the release has no plan for {', '.join(missing)}, which joined meanwhile: deploy again")
-        self.rollouts.checked_terms(asked, len(devices))
+        judged = gates_of_answers(self.rollouts.checked_terms(asked, len(devices)).gates)
+        check_agents(model, devices, judged=bool(judged))
         self.release_builder.publish(model, release, plan_options, signed)
         options = {**plan_options.as_options(), "now": now}
         return self._roll_out(release, model, devices, manifest, targets, options, asked)
@@ -284,7 +323,8 @@ class Controller:
         """
         model = self.agents.get(version)
         devices = self.devices.select(targets)
-        self.rollouts.checked_terms(asked, len(devices))
+        if gates_of_answers(self.rollouts.checked_terms(asked, len(devices)).gates):
+            raise UsageError("an agent has no answers of its own: gates of accuracy and agreement are for models")
         digest, manifest = self.agents.prepare(model)
         self.agents.check_fit(manifest, devices)
         if signed is not None and signed[0] != digest:
@@ -637,3 +677,9 @@ def _deployment_summary(digest: str, model: Model, devices: Sequence[Device], ma
     names = sorted(device.name for device in devices)
     summary = {"release": digest, "model": model.ref, "devices": names, "encrypted": manifest.is_encrypted}
     return {**summary, "offline": offline_devices(devices), "plans": plans, **signature_view(manifest)}
+
+
+def _variant_to_dict(stored: StoredVariant, known_ids: Collection[int]) -> dict[str, Any]:
+    """A version that passed the gate, with the verdict."""
+    created = stored.model.id not in known_ids
+    return {**model_to_dict(stored.model), "created": created, "verdict": stored.verdict.sentence}

@@ -10,15 +10,16 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 
-def read_frame(path: Path) -> NDArray[np.float32]:
+def read_frame(file: Path | BinaryIO) -> NDArray[np.float32]:
     """A JPEG as the model wants it: (1, 3, 128, 128), RGB, scaled to 0..1."""
-    pixels = np.asarray(Image.open(path).convert("RGB"), dtype=np.float32)
+    pixels = np.asarray(Image.open(file).convert("RGB"), dtype=np.float32)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))[None] / np.float32(255)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import onnx
 import torch
-from network import FRAME_PX, DigitFinder
+from network import FRAME_PX
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 OPSET = 17
 
 
-def to_onnx(network: DigitFinder) -> onnx.ModelProto:
+def to_onnx(network: nn.Module) -> onnx.ModelProto:
     """`image` (1, 3, 128, 128) RGB in 0..1 to `probabilities` (1, 10), checked."""
     ready = nn.Sequential(_folded(network), nn.Softmax(dim=1)).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def to_onnx(network: DigitFinder) -> onnx.ModelProto:
     return model
 
 
-def _folded(network: DigitFinder) -> DigitFinder:
+def _folded(network: nn.Module) -> nn.Module:
     """A copy in which each normalisation has become part of the convolution before it."""
     folded = copy.deepcopy(network).eval()
     for block in list(folded.modules()):

@@ -18,6 +18,8 @@ Fallback = Literal["warm", "cold", "none"]
 
 LOCAL = "local"
 REMOTE = "remote"
+VARIANT_MARK = ":"
+"""Separates a variant's name from the name of its row or layer (`variant_name`)."""
 FURTHER_LINK_MARK = "~"
 """Separates a row's name from the number of a further link: `cut-1~1` is the remote half of row `cut-1` beyond its
 first further link."""
@@ -47,6 +49,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sends: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
     codecs: dict[str, str] = {}
+    clips: dict[str, float] = {}
+    """As `Row.clips`."""
     compress: bool = False
     encode_s: float = 0.0
     """Seconds to encode, on the tier before this link."""
@@ -73,6 +77,32 @@ def cut_name(last_layers: Iterable[str]) -> str:
     return CUT_NAME_SEPARATOR.join(last_layers)
 
 
+class ChangedShare(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on the share of answers that differ from those of the unchanged model, found on samples."""
+
+    at_most: float
+    """Upper bound of the share."""
+    certainty: float
+    """Probability with which samples give a bound that holds."""
+    samples: int
+    """Number of samples that the bound was found on, none of which chose anything."""
+    differing: int
+    """Of these, those whose answer differs."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        # rounded up, so that the text never promises more than the bound
+        percent = f"{math.ceil(1000 * self.at_most - 1e-9) / 10:g}"
+        return f"at most {percent} % of answers differ ({100 * self.certainty:g} % sure, {self.samples} samples)"
+
+
+def variant_name(variant: str, name: str) -> str:
+    """The name of a variant's row or layer in a family's plan, as in `small:cut-3`; the name itself where the plan has
+    no variants."""
+    return f"{variant}{VARIANT_MARK}{name}" if variant else name
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cut (split point) with its codecs and costs. Its latency is a line a + b·x in x = 1/bandwidth."""
 
@@ -94,11 +124,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Model outputs that come back over the first link."""
     codecs: dict[str, str] = {}
     """Codec per sent tensor; a tensor that is not listed travels `raw`."""
+    clips: dict[str, float] = {}
+    """Per sent tensor with the codec `int4`: share of each request's own range that is divided into levels, above 0 and
+    at most 1, found on samples. Not listed: 1."""
     loss: float = 0.0
     """End-to-end output error of all its codecs, measured on the half of the samples with which they were chosen; 0 is
     lossless."""
     confirmed_loss: float | None = None
     """End-to-end output error on the other half of the samples (validation); None where it was not measured."""
+    changed: ChangedShare | None = None
+    """The share of answers that its codecs change, bounded on samples that chose nothing; None where nothing was
+    promised."""
     compress: bool = False
     """The request's body is compressed with zstd."""
     device_s: float = 0.0
@@ -114,6 +150,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Planned seconds on further links; 0 with two tiers."""
     hops: tuple[Hop, ...] = ()
     """Further links that the row crosses, outwards. `remote` holds the slices of all tiers beyond the first link."""
+    variant: str = ""
+    """In a family's plan: name of the variant that the row is a cut of."""
+    accuracy: float | None = None
+    """Share of right answers of its variant among the family's labelled samples, 0 to 1; None outside of a family."""
 
     @property
     def is_local(self) -> bool:
@@ -146,9 +186,9 @@ def remote_half_beyond(row: Row) -> Row:
     whole, _, link = row.name.partition(FURTHER_LINK_MARK)
     return Row(
         name=f"{whole}{FURTHER_LINK_MARK}{int(link or '0') + 1}", device=(*row.device, *gateway_part(row).remote),
-        remote=hop.remote, sends=hop.sends, receives=hop.receives, codecs=hop.codecs, compress=hop.compress,
-        encode_s=hop.encode_s, up_bytes=hop.up_bytes, down_bytes=hop.down_bytes, decode_s=hop.decode_s,
-        remote_s=hop.seconds, hops=row.hops[1:],
+        remote=hop.remote, sends=hop.sends, receives=hop.receives, codecs=hop.codecs, clips=hop.clips,
+        compress=hop.compress, encode_s=hop.encode_s, up_bytes=hop.up_bytes, down_bytes=hop.down_bytes,
+        decode_s=hop.decode_s, remote_s=hop.seconds, hops=row.hops[1:],
     )  # fmt: skip
 
 
@@ -210,6 +250,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of the tiers from the device outwards, where there are more than device and cloud."""
     providers: tuple[str, ...] = ()
     """Accelerators that devices of this class try first, in this order (`edgesplit.runtime.providers`)."""
+    least_accuracy: float = 0.0
+    """Of a family: no request is answered by a row of less accuracy; a request may ask for more."""
+    deadline_s: float = 0.0
+    """Of a family: seconds within which a request is to be answered, where it names no shorter deadline; 0: none."""
 
     def row(self, name: str) -> Row:
         """The row called `name`; `NAME~K` is its remote half beyond its K-th further link. KeyError if it does not
@@ -229,8 +273,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def local(self) -> Row | None:
-        """The row that runs on the device alone, or None where the plan has no fallback."""
-        return next((row for row in self.rows if row.is_local), None)
+        """The row that runs on the device alone, of several variants the most accurate one's; None where the plan has
+        no fallback."""
+        alone = (row for row in self.rows if row.is_local)
+        return max(alone, key=lambda row: row.accuracy or 0.0, default=None)
+
+    def required_layers(self, row: Row) -> tuple[str, ...]:
+        """Those of `required_local_layers` that are layers of the row's variant; all, where the plan has no
+        variants."""
+        if not row.variant:
+            return self.required_local_layers
+        prefix = variant_name(row.variant, "")
+        return tuple(layer for layer in self.required_local_layers if layer.startswith(prefix))
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):

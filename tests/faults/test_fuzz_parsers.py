@@ -139,6 +139,20 @@ def coded(raw: bytes) -> object:
     return [boundary_codecs.decode_tensors(asked.inputs, SPECS, {"h": codec}) for codec in boundary_codecs.CODECS]
 
 
+def quantised(codec: str) -> Parser:
+    """A request whose tensor was encoded by this codec, decoded by it alone."""
+    sent = boundary_codecs.encode("h", np.linspace(-1, 2, 6, dtype=np.float32).reshape(2, 3), codec, 0.5)
+    entries = [
+        {"name": name, "shape": tensor.shape, "datatype": oip.datatype(tensor), "data": tensor.reshape(-1).tolist()}
+        for name, tensor in sent.items()
+    ]
+
+    def decode(raw: bytes) -> object:
+        return boundary_codecs.decode_tensors(oip.decode_request(raw, None).inputs, SPECS, {"h": codec})
+
+    return Parser(decode, [msgspec.json.encode({"inputs": entries})])
+
+
 def costs_file() -> bytes:
     tensor = {"bytes": 64, "codecs": {"raw+zstd": {"bytes": 40}}}
     layers = [{"name": "a", "reads": ["x"], "writes": {"y": tensor}, "seconds": {"device": 0.1, "cloud": 0.01}}]
@@ -300,6 +314,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "inference answer, binary": Parser(lambda raw: oip.decode_response(raw, 20), [b"{\"outputs\":[]}      "]),
         "remote name": text(oip.parse_remote_name, oip.remote_name("a" * 64, "pi4", "cut-1")),
         "codecs": Parser(coded, [JSON_REQUEST]),
+        "int6": quantised("int6"),
+        "int4": quantised("int4"),
         "zstd body": Parser(
             lambda raw: decode_body(raw, "zstd"),
             [zstandard.ZstdCompressor().compress(plain)],
@@ -347,11 +363,11 @@ NAMES = [
     "bootstrap root", "proof", "tuf root", "tuf timestamp", "tuf snapshot", "tuf targets", "claim",
     "enrolment request", "enrolment answer", "renewal", "certificate request", "certificate request's key",
     "certificate", "authority in a claim", "revocation list", "inference request, JSON", "inference request, binary",
-    "inference answer, JSON", "inference answer, binary", "remote name", "codecs", "zstd body", "gzip body",
-    "deflate body", "picture", "sound", "tensors in an npz", "input spec", "device profile", "costs file", "link",
-    "rate", "duration", "size", "span of the day", "model reference", "device name", "digest", "content keys, wrapped",
-    "content keys, opened",
-    "encryption key", "fingerprint of a model", "graph of a recut slice",
+    "inference answer, JSON", "inference answer, binary", "remote name", "codecs", "int6", "int4", "zstd body",
+    "gzip body", "deflate body", "picture", "sound", "tensors in an npz", "input spec", "device profile", "costs file",
+    "link", "rate", "duration", "size", "span of the day", "model reference", "device name", "digest",
+    "content keys, wrapped", "content keys, opened", "encryption key", "fingerprint of a model",
+    "graph of a recut slice",
 ]  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgesplit.client.request import Answer
 from edgesplit.errors import LinkError, TrustError
 from edgesplit.http1.server import Server, json_response
 from edgesplit.mqtt import messages
+from edgesplit.oip.options import InferOptions
 from edgesplit.release import manifest
 from edgesplit_agent.control.enrolment import enrol
 from edgesplit_agent.state.data_folder import DataFolder
@@ -206,6 +208,32 @@ def test_updates_wait_on_an_empty_battery_and_report_why(
 def _power(controller: SmallController) -> tuple[str, bool | None] | None:
     newest = controller.last(messages.Telemetry)
     return (newest.power.mode, newest.power.discharging) if newest is not None and newest.power is not None else None
+
+
+def test_still_frames_of_a_stream_are_repeated_within_the_operators_share(
+    controller: SmallController, agent: AgentProcess
+) -> None:
+    """A made-up video whose truth is known (seed 9): most answers are repeated, with their age, and few are wrong."""
+    release, allowed, rng = TinyRelease(9), 0.05, np.random.default_rng(9)
+    agent.extra = ("--skip-still", "--changed", "5%", "--offload", "127.0.0.1:9")
+    controller.deploy(release)
+    agent.start()
+    eventually("it runs", lambda: agent.is_running(release), 60)
+    scenes = [rng.permutation(4).astype(np.float32) for _ in range(20)]
+    frames = [scene + rng.normal(0, 0.01, 4).astype(np.float32) for scene in scenes for _ in range(20)]
+    with agent.client as client:
+        source = ({"x": frame[None]} for frame in frames)
+        results = list(client.stream("tiny", source, deadline_s=30.0, options=InferOptions(stream="door")))
+    answers = [result for result in results if isinstance(result, Answer)]
+    ages = [answer.report.repeated_age_s for answer in answers if answer.report]
+    assert len(ages) == len(frames) and not any(ages[:90]), "the first 91 frames calibrate"
+    assert sum(age > 0 for age in ages) > len(frames) / 2
+    pairs = zip(answers, frames, strict=True)
+    wrong = [int(answer.outputs["y"].argmax()) != int(frame.argmax()) for answer, frame in pairs]
+    assert sum(wrong) <= allowed * len(frames)
+    (stream,) = agent.status()["still_frames"]
+    assert (stream["stream"], stream["state"], stream["allowed"]) == ("door", "repeating", allowed)
+    assert stream["repeated"] == sum(age > 0 for age in ages) and stream["alarm"] == ""
 
 
 def test_a_killed_agent_loses_no_request_and_its_last_will_is_published(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgesplit.input_spec import InputSpec, prepare
+from edgesplit.release.boundary_codecs import LOSSY
 from edgesplit.release.manifest import decode_manifest
 from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.scenario import INPUT_SPEC
@@ -151,8 +152,8 @@ def test_an_allowed_accuracy_loss_sends_eight_bit_tensors_and_keeps_answers(
     raw, lossless = deployed()
     row, lossy = deployed("--allow-loss", "2%")
 
-    assert not set(raw.get("codecs", {}).values()) & {"int8", "fp16"} and "loss" not in raw
-    assert set(row["codecs"].values()) & {"int8", "fp16"}
+    assert not set(raw.get("codecs", {}).values()) & set(LOSSY) and "loss" not in raw
+    assert set(row["codecs"].values()) & set(LOSSY)
     assert 0 < row["loss"] <= 0.02 and 0 <= row["confirmed_loss"] <= 0.02
     sent, sent_lossy = ([one.report.up_bytes for one in answers] for answers in (lossless, lossy))
     assert all(few < many for few, many in zip(sent_lossy, sent, strict=True))

@@ -71,12 +71,14 @@ def manifest(
     private_tensors: tuple[str, ...] = (),
     required_local_layers: tuple[str, ...] = (),
     model: str = "tiny@1",
+    offload: str = "",
 ) -> Manifest:
     """A release of that model with these rows."""
     slices = (Slice("a", "onnx", ("a",), (X,), (H,)), Slice("b", "onnx", ("b",), (H,), (Y,)))
     plan = Plan(
         model=model, device_class=CLASS, rows=rows, link=LINK, slice_s={"a": 0.01, "b": 0.01},
         private_tensors=private_tensors, required_local_layers=required_local_layers,
+        offload=offload,
     )  # fmt: skip
     return Manifest(
         model=model, model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit_controller.model_registry.registry import LoadedModel
 from edgesplit_controller.planning.planner_service import LayerMeasurement
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss
-from edgesplit_partitioner.profiling.codecs import CodecMeasurement, CodecMeasurements
+from edgesplit_partitioner.profiling.codecs import AnswerChanges, CodecMeasurement, CodecMeasurements
 from edgesplit_partitioner.profiling.layers import TensorMeasurements
 from edgesplit_partitioner.profiling.machine_load import MachineLoad
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
@@ -28,6 +29,8 @@ class CountingMeasure:
     slices_asked: list[list[Sequence[str]]] = field(default_factory=list)
     load: MachineLoad = QUIET
     layer_s: float = 0.001
+    changed: int = 0
+    """Answers that int8 changes on every tensor."""
 
     def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> LayerMeasurement:
         self.asked.append("layers")
@@ -52,3 +55,10 @@ class CountingMeasure:
         cost = CodecCost(bytes=5, encode_s={"cloud": 0.0}, decode_s={"cloud": 0.0}, loss=0.001, confirmed_loss=0.001)
         one = CodecMeasurement(cost=cost, packed=cost, chosen=lost, confirmed=lost)
         return CodecMeasurements({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
+
+    def changes(
+        self, loaded: LoadedModel, samples: Sequence[Any], tensors: Mapping[str, TensorCost], rule: AnswerRule
+    ) -> AnswerChanges:
+        self.asked.append(f"changes of {rule.to_text()} on {len(samples)} samples, {', '.join(sorted(tensors))}")
+        changed = {name: {"int8": self.changed} for name in tensors}
+        return AnswerChanges(tensors=changed, count=len(samples))

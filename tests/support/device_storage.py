@@ -189,7 +189,7 @@ class Machine:
         start: StartHost | None = None,
         own_version: Callable[[DataFolder], VersionManager] = VersionManager,
         check_endpoint: Callable[[], None] = lambda: None,
-        on_activated: OnActivated = lambda model, release, drift, golden_ok: None,
+        on_activated: OnActivated = lambda model, release, drift, golden: None,
     ) -> None:
         """`start` hosts releases in place of the runtime that shows what was loaded; `own_version`: what the agent's
         launcher told it."""

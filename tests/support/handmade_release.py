@@ -21,6 +21,11 @@ REMOTE = oip.remote_name(DIGEST, DEVICE_CLASS, "remote")
 LOCAL = oip.remote_name(DIGEST, DEVICE_CLASS, "local")
 CODEC = oip.remote_name(DIGEST, DEVICE_CLASS, "cut-2")
 LATER = oip.remote_name(DIGEST, DEVICE_CLASS, "cut-3")
+COARSE = {
+    "int6": oip.remote_name(DIGEST, DEVICE_CLASS, "cut-4"),
+    "int4": oip.remote_name(DIGEST, DEVICE_CLASS, "cut-5"),
+}
+"""Rows by their codec."""
 MID = np.array([[1, 2, 3, 4]], np.float32)
 
 SPECS = {name: TensorSpec(name, "FP32", (1, 4)) for name in ("a", "b", "mid", "out", "same")}
@@ -59,14 +64,24 @@ class HandmadeRelease:
 
 
 def make_manifest() -> Manifest:
-    """Rows: all local, all remote, a cut after the head, raw, by int8, and by a codec of a later day."""
+    """Rows: all local, all remote, a cut after the head, raw, by int8, by a codec of a later day, by int6 and int4."""
     head, tail, both = ("s01-head",), ("s02-tail",), ("s01-head", "s02-tail")
     rows = (
         Row(name="local", device=both),
         Row(name="remote", remote=both, sends=("a", "b"), receives=_ENDS),
         Row(name="cut-1", device=head, remote=tail, sends=("mid",), receives=_ENDS),
         Row(name="cut-2", device=head, remote=tail, sends=("mid",), receives=_ENDS, codecs={"mid": "int8"}),
-        Row(name="cut-3", device=head, remote=tail, sends=("mid",), receives=_ENDS, codecs={"mid": "int4"}),
+        Row(name="cut-3", device=head, remote=tail, sends=("mid",), receives=_ENDS, codecs={"mid": "int2"}),
+        Row(name="cut-4", device=head, remote=tail, sends=("mid",), receives=_ENDS, codecs={"mid": "int6"}),
+        Row(
+            name="cut-5",
+            device=head,
+            remote=tail,
+            sends=("mid",),
+            receives=_ENDS,
+            codecs={"mid": "int4"},
+            clips={"mid": 0.5},
+        ),
     )
     link = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01)
     return Manifest(

@@ -28,6 +28,12 @@ LIKELY_PROBABILITY = 0.5
 once."""
 
 
+def latest_tail_start_s(left_s: float, tail_s: float, margin_s: float = DELIVERY_MARGIN_S) -> float:
+    """Seconds from now until the latest start at which the tail, slower than expected by TAIL_FACTOR, still meets the
+    deadline, `left_s` seconds from now; negative where that has passed."""
+    return left_s - tail_s * TAIL_FACTOR - margin_s
+
+
 def offload_timeout_s(
     left_s: float,
     tail_s: float | None,
@@ -47,8 +53,7 @@ def offload_timeout_s(
     """
     if tail_s is None:  # no alternative: wait until just before the deadline
         return max(0.0, left_s - margin_s)
-    # Latest start at which the tail, slower than expected by TAIL_FACTOR, still meets the deadline.
-    by_deadline_s = left_s - tail_s * TAIL_FACTOR - margin_s
+    by_deadline_s = latest_tail_start_s(left_s, tail_s, margin_s)
     # Ski rental: waiting as long as the tail takes at most doubles the cost of a wrong choice. The wait is clamped to
     # 1.5 to 3 times the prediction: earlier would hedge offloads that are on time, later would gain nothing.
     wait_s = max(MIN_OFFLOAD_WAIT_S, min(3.0 * predicted_s, max(1.5 * predicted_s, tail_s)))

@@ -16,6 +16,7 @@ from edgesplit import plan as plans
 from edgesplit.mqtt.telemetry import ROW_REASON_CHARS
 from edgesplit.plan import Conditions, Link, Row
 from edgesplit.terminal_text import shorten
+from edgesplit.variant_choice import ACCURACY
 from edgesplit_agent.policy.row_selection import Decision, RowSelector, SelectionContext, select_row
 from edgesplit_agent.power.mode import PERFORMANCE, PowerMode
 
@@ -88,12 +89,13 @@ def explain(decision: Decision, unix_s: float) -> str:
 
 
 def _place(decision: Decision, row: Row) -> str:
-    """Where a row runs: the device, a tier, or the cut's name with its share of the layers."""
+    """Where a row runs: the device, a tier, or the cut's name with its share of the layers; and which variant."""
+    variant = f"{row.variant} on " if row.variant else ""
     if row.is_local:
-        return "this device"
+        return f"{variant}this device"
     if not row.device:
         tiers = decision.plan.tiers or ("device", "cloud")
-        return f"the {tiers[min(1 + len(row.hops), len(tiers) - 1)]}"
+        return f"{variant}the {tiers[min(1 + len(row.hops), len(tiers) - 1)]}"
     counts = decision.layer_counts
     here = sum(counts.get(name, 0) for name in row.device)
     share = f" ({here} of {sum(counts.values())} layers here)" if here else ""
@@ -116,7 +118,7 @@ def _causes(decision: Decision, conditions: Conditions, unix_s: float) -> str:
         return f"kept from the request before{better}"
     changes = list(_changes(decision, conditions, unix_s))
     causes = [change for change in changes if _outcome_without(decision, change) != decision.outcome]
-    objective = f"the plan's objective is {plan.objective}; " if plan.weights else ""
+    objective = f"the plan's objective is {plan.objective}; " if plan.weights or plan.objective == ACCURACY else ""
     text = " and ".join(change.text for change in causes) or "as planned"
     link_is_cause = any(change.without.estimate.up_s_per_byte != context.estimate.up_s_per_byte for change in causes)
     if not choice.row.is_local and context.has_measured_link and not link_is_cause:
@@ -186,7 +188,7 @@ def _predictions(decision: Decision, conditions: Conditions) -> str:
     text = f"about {_ms_text(plans.latency_s(row, conditions))}"
     other = plans.best_row((other for other in rows if other.is_local != row.is_local), conditions)
     if other is not None:
-        name = "this device" if other.is_local else other.name if other.device else _place(decision, other)
+        name = other.name if other.device and not other.is_local else _place(decision, other)
         text += f", {name} {_ms_text(plans.latency_s(other, conditions))}"
     return f" ({text})"
 

@@ -19,10 +19,12 @@ from operator import itemgetter
 import msgspec
 
 from edgesplit import plan as plans
+from edgesplit import variant_choice
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit_agent.policy.completion_time import CompletionTime
 from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S, early_hedge_s, offload_timeout_s
 from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.policy.variant_selection import DEADLINE_RATIO, finish_of, variants_allowed
 from edgesplit_agent.power.budget import EnergyBudget
 from edgesplit_agent.power.mode import PERFORMANCE, PowerMode
 
@@ -47,8 +49,6 @@ RATE_WINDOW_S = 10.0
 """Length in seconds of the sliding interval over which the request rate is counted."""
 MAX_ARRIVALS = 4096
 """Maximum number of arrivals kept for the request rate of one model."""
-DEADLINE_RATIO = 0.8
-"""A row meets the deadline if its predicted latency is at most this ratio of it."""
 NO_COUNTS: Mapping[str, int] = {}
 
 
@@ -76,6 +76,9 @@ class RowChoice:
     """The device would have answered this request alone: its own work is no extra cost of the race, only sending is."""
     why: str = ""
     """Reason for operators why this is not simply the fastest row; empty if it is."""
+    finish: Row | None = None
+    """The local row by which the device finishes if the offload target does not answer; in a family it may be another
+    variant's. None where the device cannot, and for a row that is local itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class SelectionContext:
     """The budget allows sending a request that the device answers itself."""
     deadline_s: float = 2.0
     """Seconds until the request's deadline."""
+    least_accuracy: float = 0.0
+    """Least accuracy that the request asks for, 0 to 1; a family's rows below it are not used."""
     per_s: float = 0.0
     """Recent requests per second of this model."""
     others_watts: float = 0.0
@@ -141,17 +146,33 @@ def select_row(
     # 1. A row forced by the operator: no estimate, race or budget changes it.
     if plan.forced_row:
         row = plans.choose_row(plan, conditions)
-        return RowChoice(row) if row is not None else None
-    # 2. Only rows within the power budget, weighted by what the power mode optimises for.
+        return _with_finish(RowChoice(row), plan, context, conditions) if row is not None else None
+    # 2. Of a family only the variants above the floor, and of these the ones that the deadline allows.
+    allowed = variants_allowed(
+        plan, conditions, context.deadline_s, context.least_accuracy,
+        lambda row, seconds: completion_time_of(row, context, conditions).probability_by(seconds),
+        held.row if held else "",
+    )  # fmt: skip
+    if not allowed.rows:
+        return None
+    choice = _select_allowed(allowed, context, conditions, power_mode, held)
+    return _with_finish(choice, plan, context, conditions) if choice is not None else None
+
+
+def _select_allowed(
+    plan: Plan, context: SelectionContext, conditions: Conditions, power_mode: PowerMode, held: HeldRow | None
+) -> RowChoice | None:
+    """The row among those that the request allows, and whether the device races it; None where none is usable."""
+    # 1. Only rows within the power budget, weighted by what the power mode optimises for.
     affordable_plan, why = within_power_budget(plan, conditions, power_mode, context, held.row if held else "")
     weighted = _with_mode_weights(affordable_plan, power_mode.mode, conditions, context.deadline_s)
-    local = plan.local
-    # 3. A race needs both a local row and a reachable target.
+    local = plans.best_row((row for row in plan.rows if row.is_local), conditions)
+    # 2. A race needs both a local row and a reachable target.
     if local is None or not context.remote_usable:
         row = _with_hysteresis(weighted, conditions, held, context.now)
         return RowChoice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, conditions)
-    # 4. Races pay only where latency alone counts (no weights), and only once the link was measured: by the plan's own
+    # 3. Races pay only where latency alone counts (no weights), and only once the link was measured: by the plan's own
     # link every race would look like a gain.
     races = power_mode.can_race and not weighted.weights and context.has_measured_link
     hedged = races and context.may_hedge
@@ -161,17 +182,25 @@ def select_row(
     )
     if chosen is None:
         return None
-    # 5. No race: the plan's choice. What a race costs extra depends on what the device would have done anyway. If it
+    # 4. No race: the plan's choice. What a race costs extra depends on what the device would have done anyway. If it
     # answers alone, only sending is extra (`may_race`); if it offloads, the local tail is (`may_hedge`).
     if not races or not (context.may_race if chosen.is_local else context.may_hedge):
         return _with_early_hedge(RowChoice(chosen, why=why), context, conditions, local, local_s, power_mode)
-    # 6. Race against the row that saves most on average; where none saves enough, the device answers alone.
+    # 5. Race against the row that saves most on average; where none saves enough, the device answers alone.
     raced = _best_race(affordable_plan.rows, context, conditions, local_s, held)
     if raced is None:
         return RowChoice(local, why=why)
     if chosen.is_local:  # device and target start together
-        return RowChoice(raced, early_s=0.0, local_was_chosen=True, why=why)
+        return RowChoice(raced, early_s=0.0, local_was_chosen=True, why=why, finish=local)
     return _with_early_hedge(RowChoice(raced, why=why), context, conditions, local, local_s, power_mode)
+
+
+def _with_finish(choice: RowChoice, plan: Plan, context: SelectionContext, conditions: Conditions) -> RowChoice:
+    """The choice with the local row that finishes a request which the target does not answer."""
+    if choice.row.is_local or choice.finish is not None:
+        return choice
+    allowed_s = variant_choice.time_allowed_s(plan, context.deadline_s)
+    return replace(choice, finish=finish_of(plan, choice.row, conditions, allowed_s, context.least_accuracy))
 
 
 def completion_time_of(row: Row, context: SelectionContext, conditions: Conditions) -> CompletionTime:
@@ -197,11 +226,11 @@ def _with_early_hedge(
     if row.is_local or not power_mode.can_hedge or not context.may_hedge or not context.has_measured_link:
         return choice
     # The tail is what all-local computes beyond the row's own device part.
-    tail_s = (local.device_s - row.device_s) * conditions.device_slowdown
+    tail_s = variant_choice.finish_s(row, local) * conditions.device_slowdown
     sent_s = (row.device_s + row.encode_s) * conditions.device_slowdown
     completion = completion_time_of(row, context, conditions)
     early_s = early_hedge_s(completion, local_s, sent_s, tail_s, power_mode.required_probability)
-    return replace(choice, early_s=early_s)
+    return replace(choice, early_s=early_s, finish=local if early_s is not None else None)
 
 
 def _best_race(
@@ -249,7 +278,7 @@ def _with_risk(plan: Plan, context: SelectionContext, conditions: Conditions, lo
         if row.is_local:
             continue
         sent_s = (row.device_s + row.encode_s) * conditions.device_slowdown
-        tail_s = local_s - row.device_s * conditions.device_slowdown
+        tail_s = variant_choice.finish_s(row, local) * conditions.device_slowdown
         away_s = plans.latency_s(row, conditions) - sent_s
         # With no hedge budget the tail starts only when the regular timeout ends: this is how long a dead link costs.
         wait_s = offload_timeout_s(context.deadline_s - sent_s, tail_s, away_s)

@@ -154,10 +154,16 @@ class LoadedRelease:
         return {item.name: len(item.layers) for item in self.manifest.slices}
 
     @property
+    def has_runnable_golden(self) -> bool:
+        """Whether it has golden inputs, and can run them on this device alone."""
+        return bool(self.manifest.golden) and self.plan.local is not None
+
+    @property
     def only_row(self) -> Row | None:
-        """The plan's only row, where it has exactly one and that runs on the device alone; otherwise None."""
+        """The plan's only row, where it has exactly one and that runs on the device alone; otherwise None. None for a
+        family too: a request may ask for more accuracy than the row has."""
         rows = self.plan.rows
-        return rows[0] if len(rows) == 1 and rows[0].is_local else None
+        return rows[0] if len(rows) == 1 and rows[0].is_local and not rows[0].variant else None
 
     def order(self, names: Collection[str]) -> list[str]:
         """These slices in an order in which they can run. Where a compiled slice covers all of them but the input
@@ -219,11 +225,10 @@ class LoadedRelease:
             messages.append(f"{status['lost_in_a_row']} workers lost in a row, the last {status['last_lost']}")
         return "; ".join(messages)
 
-    def local_remainder(self, row: Row) -> list[str] | None:
-        """The slices that remain after `row`'s own, if the device finishes the request itself; None where the plan has
-        no local row."""
-        local = self.plan.local
-        return None if local is None else self.order(set(local.device) - set(row.device))
+    def local_remainder(self, row: Row, finish: Row | None) -> list[str] | None:
+        """The slices of the local row `finish` that remain after `row`'s own, if the device finishes the request
+        itself; None where it cannot."""
+        return None if finish is None else self.order(set(finish.device) - set(row.device))
 
     def receives(self, row: Row) -> tuple[TensorSpec, ...]:
         """Specifications of the tensors that the offload target must return for this row."""
@@ -286,6 +291,10 @@ def plan_for(manifest: Manifest, device_class: str, floor: PrivacyFloor | None =
 def _reason_against(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloor, known: Collection[str]) -> str:
     """Why this device must not or cannot run the row; empty where it can."""
     unknown = sorted({*row.codecs.values()} - {*boundary_codecs.CODECS}) or sorted({*row.receives} - {*known})
+    if foreign := sorted({*row.codecs.values()} & {*boundary_codecs.PACKED}) if plan.offload else []:
+        return f"it sends by {foreign[0]}, which {plan.offload} does not decode"
+    if any(not 0 < clip <= 1 for clip in row.clips.values()):
+        return f"its clips are {row.clips}, but must be above 0 and at most 1"
     if row.compress and plan.offload and not ForeignServer.parse(plan.offload).accepts_gzip:
         return f"its requests are compressed, which {plan.offload} is not known to support"
     return floor_violation(row, plan, manifest, floor) or (

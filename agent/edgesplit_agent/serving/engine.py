@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import msgspec
 
-from edgesplit import plan
-from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
+from edgesplit import plan, variant_choice
+from edgesplit.errors import DeadlineExceeded, InfeasibleLimits, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.observability import trace_context
 from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
@@ -56,6 +56,7 @@ from edgesplit_agent.serving.queue_policy import TOTAL_ROOM_FACTOR
 from edgesplit_agent.serving.request import Answer, Prediction, Request, served_name
 from edgesplit_agent.serving.request_trace import RequestTrace
 from edgesplit_agent.serving.stale_cache import StaleAnswerCache
+from edgesplit_agent.serving.still_frames import StillFrames
 from edgesplit_agent.serving.thread_pool import BoundedThreads
 from edgesplit_agent.telemetry.request_record import RequestObserver, RequestRecord
 from edgesplit_agent.worker.host import WorkerLost
@@ -86,6 +87,8 @@ class Settings:
     """Applications may send requests to a model's worker directly where there is nothing to decide per request."""
     hedge_budget: float | None = None
     """Optional hedges may cost this ratio of answering everything locally; None: what the power mode allows."""
+    skip_still: float = 0.0
+    """Share of the answers of a named stream that may change where those of still frames are repeated; 0: none are."""
 
 
 RowSelection = Callable[[TargetSnapshot, bool], "RowChoice | None"]
@@ -141,6 +144,7 @@ class Engine:
             size_of=lambda answer: sum(tensor.nbytes for tensor in answer.outputs.values())
         )
         self.stale_answers = StaleAnswerCache()
+        self.still_frames = StillFrames(self._settings.skip_still)
         self.direct = DirectAccess(
             lambda model: self._leased(model)[0], self._lane_conditions, self.accounting, self._power.energy,
             self.selector.record_joules, lambda: self.conditions.device_slowdown,
@@ -199,6 +203,7 @@ class Engine:
         self._stop_unused_targets()
         self.selector.forget(model)
         self.stale_answers.forget(model)
+        self.still_frames.forget(model)
         self.hedge_budget.forget(model)
 
     def _lane_conditions(self, model: str) -> LaneConditions:
@@ -281,15 +286,17 @@ class Engine:
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
                 raise UsageError(f"deadline of {deadline_s} s: more than 0, at most {LONGEST_DEADLINE_S:g}")
+            if options.least_accuracy > 0:
+                _check_accuracy(model, release.plan, options.least_accuracy)
             request = Request(
                 request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, target,
                 options=options, began=began, is_background=background,
             )  # fmt: skip
             if not request_id:  # cannot be retried, so it is not cached
-                return self._with_stale_fallback(request)
-            key = request_key(model, request_id, inputs)
+                return self._answer_or_repeat(request)
+            key = (*request_key(model, request_id, inputs), options.least_accuracy)
             wait_s = request.left_s - self._settings.margin_s / 2
-            return self.idempotency.answer(key, wait_s, lambda: self._with_stale_fallback(request))
+            return self.idempotency.answer(key, wait_s, lambda: self._answer_or_repeat(request))
         finally:
             release.end_lease()
 
@@ -307,14 +314,19 @@ class Engine:
 
     # One request
 
+    def _answer_or_repeat(self, request: Request) -> Answer:
+        """The stream's last answer where its frame is still, and the stream repeats answers; else a fresh one."""
+        return self.still_frames.answer(request, self._with_stale_fallback)
+
     def _with_stale_fallback(self, request: Request) -> Answer:
         """A fresh answer or, where the application accepts it and everything else failed, the last good one."""
         stream, oldest_s = (request.model, request.options.stream), request.options.stale_ok_s
+        floor = request.options.least_accuracy
         try:
             answer = self._admit_and_run(request)
         except (LinkError, DeadlineExceeded, InferenceFailed):  # Busy is a LinkError
             stale = self.stale_answers.get(stream, perf_counter(), oldest_s) if oldest_s > 0 else None
-            if stale is None or request.left_s <= 0:
+            if stale is None or stale.report.accuracy < floor or request.left_s <= 0:
                 raise
             return stale
         if oldest_s > 0 and self._serving.get(request.model) is request.release:
@@ -364,14 +376,13 @@ class Engine:
     def _answer(self, request: Request) -> Answer:
         """Answer by the selected row; if the device's part fails, by a row without one, and after a lost worker once
         more."""
-        release = request.release
         select = partial(self._select_row, request)
         try:
             return self._run_row(request, select, preselected=self._preselected_row(request))
         except _DevicePartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             try:
-                return self._run_row(request, partial(_row_without_device, release.plan), cause="device")
+                return self._run_row(request, partial(_row_without_device, request), cause="device")
             except _NoRow:  # no row without the device: its error is the reason
                 if not isinstance(failure.error, WorkerLost):
                     raise failure.error from None
@@ -390,7 +401,7 @@ class Engine:
             snapshot = target.snapshot()
             choice = preselected or select(snapshot, is_repeat)
             if choice is None:
-                raise _NoRow("the plan has no fallback, and the cloud does not answer")
+                raise _NoRow(_no_row_text(request))
             if choice.row.is_local:
                 break
             reservation = target.reserve()
@@ -410,7 +421,7 @@ class Engine:
             answer = self._with_energy(request, choice, answer)
             # A race as planned, whichever side won, is reported as such; a fallback stays a fallback.
             raced = choice.local_was_chosen or answer.report.raced
-            return _reclassify_race(answer, choice.row, request.release.plan, conditions) if raced else answer
+            return _reclassify_race(answer, choice, conditions) if raced else answer
         finally:
             target.release(reservation)
 
@@ -430,7 +441,8 @@ class Engine:
             measured,
             may_hedge=self._may_hedge(request, self._local_cost(release)),
             may_race=self._may_hedge(request, max_sending_cost(release.plan, measured.conditions())),
-            deadline_s=request.left_s,
+            deadline_s=request.allowed_s,
+            least_accuracy=request.options.least_accuracy,
             slowdown=self._power.slowdown,
         )
         if self._serving.get(model) is not release:  # replaced meanwhile: nothing is held for it
@@ -547,10 +559,37 @@ def _context(snapshot: TargetSnapshot) -> SelectionContext:
     return SelectionContext(snapshot.estimate, snapshot.taken_at, snapshot.is_available)
 
 
-def _row_without_device(plan_: Plan, snapshot: TargetSnapshot, is_repeat: bool) -> RowChoice | None:
+def _row_without_device(request: Request, snapshot: TargetSnapshot, is_repeat: bool) -> RowChoice | None:
     """The best row without a device part, or None."""
-    row = plan.best_row([row for row in plan_.rows if not row.device], _context(snapshot).conditions())
-    return RowChoice(row) if row is not None else None
+    allowed, now = _allowed_rows(request), _context(snapshot).conditions()
+    row = plan.best_row([row for row in allowed.rows if not row.device], now)
+    if row is None:
+        return None
+    return RowChoice(row, finish=variant_choice.local_finish(allowed, row, now, request.allowed_s))
+
+
+def _allowed_rows(request: Request) -> Plan:
+    """The plan with only the rows that are accurate enough for the request."""
+    return variant_choice.above_floor(request.release.plan, request.options.least_accuracy)
+
+
+def _no_row_text(request: Request) -> str:
+    floor = variant_choice.floor_of(request.release.plan, request.options.least_accuracy)
+    if floor and request.release.plan.local is not None:
+        return f"the cloud does not answer, and no variant of at least {floor:.1%} accuracy runs on this device"
+    return "the plan has no fallback, and the cloud does not answer"
+
+
+def _check_accuracy(model: str, plan_: Plan, least_accuracy: float) -> None:
+    """InfeasibleLimits where no variant of the model is that accurate; UsageError where it is no family."""
+    best = variant_choice.best_accuracy(plan_)
+    if best is None:
+        raise UsageError(f"{model} states no accuracy: ask for least_accuracy of a family only (edgectl family create)")
+    if (best.accuracy or 0.0) < least_accuracy:
+        raise InfeasibleLimits(
+            f"{model}: no variant reaches an accuracy of {least_accuracy:.1%}; the best, {best.variant}, has"
+            f" {best.accuracy or 0.0:.1%}"
+        )
 
 
 def _predict(choice: RowChoice, plan_: Plan, conditions: Conditions, cause: str, reason: str) -> Prediction:
@@ -562,12 +601,13 @@ def _predict(choice: RowChoice, plan_: Plan, conditions: Conditions, cause: str,
         + plan.further_links_s(row, conditions)
         + (row.decode_s + row.remote_s) * conditions.server_load
     )
-    return Prediction(row, plan.latency_s(row, conditions), remote_s, cause, sending, choice.early_s, reason)
+    latency_s = plan.latency_s(row, conditions)
+    return Prediction(row, latency_s, remote_s, cause, sending, choice.early_s, reason, choice.finish)
 
 
-def _reclassify_race(answer: Answer, sent: Row, plan_: Plan, conditions: Conditions) -> Answer:
+def _reclassify_race(answer: Answer, choice: RowChoice, conditions: Conditions) -> Answer:
     """The answer with the report of a planned race: a win of the device is no fallback, it answered by its own row."""
-    local, report = plan_.local, answer.report
+    sent, local, report = choice.row, choice.finish, answer.report
     if local is None:
         return answer
     predicted_s = min(report.predicted_s, plan.latency_s(local, conditions))

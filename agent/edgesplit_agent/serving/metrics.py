@@ -31,6 +31,8 @@ UNKNOWN = ""
 """Row label of a failed request: it may not have had a row yet."""
 HEDGE_COUNTS = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
 """Keys of `HedgeBudget.counts` that become label values."""
+AUDIT_OUTCOMES = ("same", "changed", "unaudited")
+"""Fields of `StillCounts` that become label values."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"), (Dropped, "dropped"), (DeadlineExceeded, "deadline"), (LinkError, "link"), (UsageError, "rejected"),
     (MalformedMessage, "rejected"), (NotFound, "rejected"),
@@ -109,6 +111,11 @@ def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge_series(metrics.AGENT_WASTED_S, hedging["wasted_s"])
     yield gauge_series(metrics.AGENT_WASTED_J, hedging["wasted_j"])
     yield gauge_series(metrics.AGENT_STALE, engine.stale_answers.given)
+    for model, counts in engine.still_frames.counts().items():
+        yield gauge_series(metrics.AGENT_REPEATED, counts.repeated, model)
+        yield gauge_series(metrics.AGENT_REPEAT_ALARMS, counts.alarms, model)
+        for outcome in AUDIT_OUTCOMES:
+            yield gauge_series(metrics.AGENT_REPEAT_AUDITS, getattr(counts, outcome), model, outcome)
     yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.queue.dropped)
     yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.idempotency.joined)
 

@@ -16,6 +16,7 @@ from math import inf
 from secrets import token_hex
 from time import perf_counter
 
+from edgesplit import variant_choice
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, UsageError
 from edgesplit.observability import phases
 from edgesplit.offload_client.pool import OffloadAnswer, OffloadFailure, encode_offload_request
@@ -64,7 +65,7 @@ class OffloadRace:
         """The answer, from the target or from the local tail. Raises LinkError, DeadlineExceeded, InferenceFailed,
         UsageError."""
         encoded = self._encode(request, prediction, live)
-        tail = request.release.local_remainder(prediction.row)
+        tail = request.release.local_remainder(prediction.row, prediction.finish)
         race = RaceState(request, prediction, live, encoded, request.deadline - self.margin_s / 2, tail)
         try:
             self._send(race, target)
@@ -87,7 +88,7 @@ class OffloadRace:
             raise UsageError(f"{sorted(private)} may not leave this device")
         start = perf_counter()
         name = oip.remote_name(release.digest, self.device_class, row.name)
-        sends = boundary_codecs.encode_tensors({tensor: live[tensor] for tensor in row.sends}, row.codecs)
+        sends = boundary_codecs.encode_tensors({tensor: live[tensor] for tensor in row.sends}, row.codecs, row.clips)
         # An id may come again with other tensors: the random suffix keeps an old answer from being replayed for it.
         own_id = f"{request.id}~{token_hex(4)}"
         offload_request = encode_offload_request(
@@ -132,16 +133,26 @@ class OffloadRace:
             return
         slowdown = conditions.device_slowdown
         tail_s = slices_duration_s(race.tail, release.measured_s, release.plan.slice_s, slowdown)
-        mode = race.request.options.hedge or self.hedge
-        left_s, early_s = race.request.left_s, race.prediction.early_s
+        mode = self._hedge_mode(race)
+        left_s, early_s = max(0.0, race.request.allowed_s), race.prediction.early_s
         schedule = hedge_schedule(mode, left_s, tail_s, predicted_s, self.margin_s, early_s)
         now_s = perf_counter()
         race.optional_hedge_at, race.forced_hedge_at = now_s + schedule.optional_s, now_s + schedule.forced_s
-        local = release.plan.local
-        slices = local.device if local else ()
+        finish = race.prediction.finish
+        if mode != "always" and variant_choice.is_less_accurate(finish, row):
+            # The more accurate answer is worth waiting for until the last moment.
+            race.holds_until = now_s + left_s - self.margin_s / 2
+        slices = finish.device if finish else ()
         alone_s = slices_duration_s(slices, release.measured_s, release.plan.slice_s, slowdown)
         self.budget.credit(race.request.model, processor_cost(alone_s, release.plan))
         log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, tail_s)
+
+    def _hedge_mode(self, race: RaceState) -> Hedge:
+        """When the tail may start. One that would give a less accurate answer starts only when the deadline demands it,
+        unless the application asks for it always."""
+        mode = race.request.options.hedge or self.hedge
+        is_weaker = variant_choice.is_less_accurate(race.prediction.finish, race.prediction.row)
+        return "never" if is_weaker and mode == "auto" else mode
 
     # The race: arrivals and timers
 
@@ -152,14 +163,16 @@ class OffloadRace:
             if isinstance(arrival, OffloadAnswer):
                 return self._on_target_won(race, arrival)
             if isinstance(arrival, TailDone):
-                return self._on_device_won(race, arrival, conditions, target)
-            if isinstance(arrival, OffloadFailure):  # no hedge any more but the fallback: start it now
+                race.held_answer, race.deliver_held_at = arrival, race.holds_until
+            elif isinstance(arrival, OffloadFailure):  # no hedge any more but the fallback: start it now
                 race.failure = arrival
                 self._start_tail(race)
             elif isinstance(arrival, TailFailed):
                 race.tail_state, race.tail_error = "failed", arrival.error
             else:
                 self._on_timer(race, target)
+            if race.held_answer is not None and (race.failure or perf_counter() >= race.deliver_held_at):
+                return self._on_device_won(race, race.held_answer, conditions, target)
             if race.is_lost:
                 raise _both_failed(race)
             if perf_counter() >= race.give_up_at:
@@ -195,7 +208,7 @@ class OffloadRace:
     def _may_hedge(self, race: RaceState) -> bool:
         """Whether an optional hedge is affordable and delays no other request."""
         release = race.request.release
-        mode = race.request.options.hedge or self.hedge
+        mode = self._hedge_mode(race)
         # In a race that the device would have answered alone its work is free; sending was charged when it was chosen.
         if mode == "always" or race.prediction.race_cost is not None:
             return True
@@ -321,6 +334,7 @@ def _build_report(
 ) -> Report:
     row = prediction.row
     by_device = race is not None and remote is None
+    answered_by = prediction.finish if by_device and prediction.finish is not None else row
     lost_as_planned = race is not None and by_device and race.lost_as_planned
     seconds = request.trace.timeline.seconds_by_phase()
     remote_phases = remote.phases if remote else {}
@@ -341,5 +355,5 @@ def _build_report(
         trace_id=request.trace.trace_id, next_tier_s=remote.hop_s if remote else 0.0,
         next_tier_server_s=remote.hop_server_s if remote else 0.0, next_tier_cause=remote.hop_cause if remote else "",
         up_bytes=race.encoded.request.up_bytes if race else 0, down_bytes=remote.down_bytes if remote else 0,
-        reason=prediction.reason,
+        reason=prediction.reason, variant=answered_by.variant, accuracy=answered_by.accuracy or 0.0,
     )  # fmt: skip

@@ -79,6 +79,12 @@ class RaceState:
     """Timer: the tail must start to meet the deadline."""
     overdue_at: float = inf
     """Timer: the target may be dead from then on."""
+    holds_until: float = 0.0
+    """Until then an answer of the device waits for the target's, which would be more accurate."""
+    held_answer: TailDone | None = None
+    """The device's answer that waits."""
+    deliver_held_at: float = inf
+    """Timer: it is delivered."""
     began: float = field(default_factory=perf_counter)
     tail_started_at: float = 0.0
     """Time at which the tail was started."""
@@ -113,7 +119,8 @@ class RaceState:
     @property
     def next_timer_at(self) -> float:
         """Earliest time at which a timer fires."""
-        return min(self.give_up_at, self.slow_at, self.optional_hedge_at, self.forced_hedge_at, self.overdue_at)
+        hedges_at = min(self.optional_hedge_at, self.forced_hedge_at, self.deliver_held_at)
+        return min(self.give_up_at, self.slow_at, self.overdue_at, hedges_at)
 
     def put(self, arrival: Arrival) -> None:
         """Deliver an arrival; called from the participants' threads."""

@@ -68,6 +68,12 @@ class Request:
         """Seconds until the deadline."""
         return self.deadline - perf_counter()
 
+    @property
+    def allowed_s(self) -> float:
+        """Seconds until the answer should be there: a family's plan may ask for it before the request's deadline."""
+        planned_s = self.release.plan.deadline_s
+        return min(self.left_s, self.began + planned_s - perf_counter()) if planned_s else self.left_s
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -86,6 +92,8 @@ class Prediction:
     """Seconds after sending at which an early hedge should start, if its cost is allowed."""
     reason: str = ""
     """Why this row was chosen, for people."""
+    finish: Row | None = None
+    """The local row by which the device finishes if the offload target does not answer; None where it cannot."""
 
 
 def served_name(reference: str) -> str:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.oip.report import Report
+from edgesplit_agent.releases.golden_result import GoldenResult
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.telemetry.windows import quantile
@@ -30,7 +31,7 @@ class _Record:
     release: str
     since: float
     drift: Drift | None = None
-    golden_ok: bool | None = None
+    golden: GoldenResult | None = None
     requests: int = 0
     failed: int = 0
     fallbacks: int = 0
@@ -50,11 +51,11 @@ class ReleaseHealthTracker:
         self._records: dict[str, _Record] = {}
 
     def on_activated(
-        self, model: str, release: str, now: float, drift: Drift | None = None, golden_ok: bool | None = None
+        self, model: str, release: str, now: float, drift: Drift | None = None, golden: GoldenResult | None = None
     ) -> None:
         """Start a new record for the release that answers from `now` (monotonic) on."""
         with self._lock:
-            self._records[model] = _Record(release, now, drift, golden_ok)
+            self._records[model] = _Record(release, now, drift, golden)
 
     def reconcile(self, releases: Mapping[str, str], now: float) -> None:
         """Reconcile the records with the served releases (digest by model): add missing, drop others."""
@@ -106,7 +107,7 @@ def _max_known(known: Number | None, seen: Number | None) -> Number | None:
 
 
 def _to_message(model: str, record: _Record, now: float) -> ReleaseHealth:
-    drift = record.drift
+    drift, golden = record.drift, record.golden or GoldenResult()
     return ReleaseHealth(
         model=model, release=record.release, active_s=max(0.0, now - record.since), requests=record.requests,
         failed=record.failed, fallbacks=record.fallbacks,
@@ -114,5 +115,8 @@ def _to_message(model: str, record: _Record, now: float) -> ReleaseHealth:
         memory_bytes=record.memory_bytes, celsius=record.celsius,
         joules=record.joules / record.measured_requests if record.measured_requests else None,
         joules_basis=record.basis, drift=drift.largest if drift is not None else None,
-        top1_agrees=drift.top_agrees if drift is not None else None, golden_ok=record.golden_ok,
+        top1_agrees=drift.top_agrees if drift is not None else None,
+        golden_ok=True if record.golden is not None else None,
+        golden_labelled=golden.labelled, golden_right=golden.right, golden_compared=golden.compared,
+        golden_agreeing=golden.agreeing,
     )  # fmt: skip

@@ -47,7 +47,7 @@ class DeviceUpdateActions:
         download_window: DownloadWindow | None = None,
         tuner: Tuner | None = None,
         use_gateway: Callable[[Gateway | None], None] = lambda gateway: None,
-        on_activated: OnActivated = lambda model, release, drift, golden_ok: None,
+        on_activated: OnActivated = lambda model, release, drift, golden: None,
         on_bundle_progress: OnProgress = lambda done, of: None,
         version_manager: VersionManager | None = None,
         now: Callable[[], float] = time.time,

@@ -14,6 +14,7 @@ from edgesplit.crypto.slice_encryption import decrypting_chunk_source
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.runtime import Tensor
 from edgesplit_agent.releases.chunk_store import ChunkStore
+from edgesplit_agent.releases.golden_result import GoldenResult, golden_result
 from edgesplit_agent.releases.loaded_release import (
     LoadedRelease,
     check_golden,
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_COMPARISON_S = 30.0
 """Timeout of running the golden inputs on the previous release to measure the drift."""
+FEW_GOLDENS = 2
+"""Golden inputs on which drift and engine options are measured: where gates judge answers there are a hundred."""
 
 
 class ServingEngine(Protocol):
@@ -47,6 +50,17 @@ class ServingEngine(Protocol):
 
     def drop(self, model: str) -> None:
         """Stop answering requests for `model`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRelease:
+    """A loaded release, and what trying it showed."""
+
+    release: LoadedRelease
+    drift: Drift | None
+    """From the serving release, by golden answers."""
+    golden: GoldenResult | None
+    """None: it has no golden input that can run on this device alone."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +83,37 @@ class ReleaseLoader:
             self.tuner.price(active)
         return active
 
-    def load_and_try(self, release: str) -> tuple[LoadedRelease, Drift | None]:
-        """Load the release, run its golden inputs and measure its engine options; with its drift from the serving
-        release. InferenceFailed where a golden answer differs."""
+    def load_and_try(self, release: str) -> TriedRelease:
+        """Load the release, run its golden inputs and measure its engine options. InferenceFailed where a golden answer
+        differs."""
         active = self.load(release)
         try:
-            drift = self._drift(active, self.run_golden(active))
+            answers = self.run_golden(active)
+            drift = self._drift(active, answers)
             self._tune(active)
         except Exception:
             active.retire()
             raise
-        return active, drift
+        return TriedRelease(active, drift, self._golden_result(active, answers))
 
-    def run_golden(self, active: LoadedRelease) -> list[dict[str, Tensor]]:
-        """The outputs for each golden input; InferenceFailed where one differs from the whole model's."""
+    def load_untried(self, release: str) -> TriedRelease:
+        """Load a release that passed its golden inputs in an earlier run of the agent."""
+        active = self.load(release)
+        return TriedRelease(active, None, GoldenResult() if active.has_runnable_golden else None)
+
+    @staticmethod
+    def _golden_result(active: LoadedRelease, answers: Sequence[Mapping[str, Tensor]]) -> GoldenResult | None:
+        """What the golden answers showed; None where the release has none that can run on this device alone."""
+        if not active.has_runnable_golden:
+            return None
+        return golden_result(active.manifest.golden, answers, active.manifest.outputs)
+
+    def run_golden(self, active: LoadedRelease, most: int | None = None) -> list[dict[str, Tensor]]:
+        """The outputs for each golden input, or for the first `most`; InferenceFailed where one differs from the whole
+        model's."""
         chunk, goldens = self._golden_chunk(active), active.manifest.golden
         ranges = golden_ranges(goldens, chunk) if active.plan.local is not None else {}
-        return [check_golden(active, golden, chunk, ranges) for golden in goldens]
+        return [check_golden(active, golden, chunk, ranges) for golden in goldens[:most]]
 
     def _golden_chunk(self, active: LoadedRelease) -> Callable[[str], bytes]:
         keys = self.assignment.own_keys(active.digest, active.manifest)
@@ -109,7 +137,7 @@ class ReleaseLoader:
             chunk = self._golden_chunk(active)
             order, until = serving.order(serving.plan.local.device), perf_counter() + LONGEST_COMPARISON_S
             drifts = []
-            for golden, after in zip(active.manifest.golden, answers, strict=True):
+            for golden, after in zip(active.manifest.golden[:FEW_GOLDENS], answers, strict=False):
                 outputs = serving.run(order, golden_inputs(golden, chunk), until=until)
                 drifts.append(drift_of({output.name: outputs[output.name] for output in serving.outputs}, after))
             return worst_drift(drift for drift in drifts if drift is not None)
@@ -127,7 +155,7 @@ class ReleaseLoader:
         inputs = golden_inputs(golden[0], self._golden_chunk(active)) if golden else make_synthetic_inputs(active)
         if inputs is None:
             return
-        check = partial(self.run_golden, active) if golden else unchanged_answers_check(active, inputs)
+        check = partial(self.run_golden, active, FEW_GOLDENS) if golden else unchanged_answers_check(active, inputs)
         self.tuner.tune(active, inputs, check, alone=not set(self.engine.serving) - {active.model})
         self.tuner.price(active)
         self.stop_spinning(active.model)

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 from edgesplit.errors import EdgeError, TrustError
 from edgesplit.release.agent_release import AGENT_MODEL
-from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.releases.golden_result import GoldenResult
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.state import slots
 from edgesplit_agent.state.activation_store import ActivationStore
 from edgesplit_agent.state.slots import Current
 from edgesplit_agent.updates.reconciler import InstalledState
-from edgesplit_agent.updates.release_loader import ReleaseLoader, ServingEngine
+from edgesplit_agent.updates.release_loader import ReleaseLoader, ServingEngine, TriedRelease
 
 log = logging.getLogger(__name__)
 
-OnActivated = Callable[[str, str, "Drift | None", "bool | None"], None]
-"""Callback on an activation: model, release, its drift from the release before, and whether it passed its golden inputs
+OnActivated = Callable[[str, str, "Drift | None", "GoldenResult | None"], None]
+"""Callback on an activation: model, release, its drift from the release before, and what its golden inputs showed
 (None: it has none that can run on this device alone)."""
 
 
@@ -36,8 +36,8 @@ class TrialController:
     version_manager: VersionManager
     check_endpoint: Callable[[], None]
     on_activated: OnActivated
-    loaded: dict[str, tuple[LoadedRelease, Drift | None]] = field(default_factory=dict)
-    """By release that is loaded and does not serve yet: its drift from the serving release, by golden answers."""
+    loaded: dict[str, TriedRelease] = field(default_factory=dict)
+    """By release that is loaded and does not serve yet."""
     starts_before: int = 0
     """Starts to which the count returns if this one is interrupted before it is healthy."""
 
@@ -127,14 +127,14 @@ class TrialController:
     def activate(self, model: str, release: str) -> None:
         """Activate by one rename of `current.json`, then let the engine serve the release. The release that ran before
         stays complete on disk."""
-        active, drift = self.loaded.get(release) or (self.loader.load(release), None)
+        tried = self.loaded.get(release) or self.loader.load_untried(release)
+        active = tried.release
         if active.model != model:
             raise TrustError(f"release {release[:12]} is of model {active.model!r}, not of {model!r}")
         self.activation.update(slots.with_activated, model, release)
         self.engine.serve(model, active)
         self.loaded.pop(release, None)
-        has_runnable_golden = bool(active.manifest.golden) and active.plan.local is not None
-        self.on_activated(model, release, drift, True if has_runnable_golden else None)
+        self.on_activated(model, release, tried.drift, tried.golden)
         on_trial = ", on trial" if self.activation.current.models[model].trial else ""
         log.info("activated %s from release %s%s", model, release[:12], on_trial)
 
@@ -193,4 +193,4 @@ class TrialController:
     def unload_others(self, needed: Collection[str]) -> None:
         """End the loaded releases that are not needed and do not serve."""
         for release in set(self.loaded) - set(needed):
-            self.loaded.pop(release)[0].retire()
+            self.loaded.pop(release).release.retire()

@@ -14,7 +14,7 @@ from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.replan import replan_option, set_policy
 from edgesplit_cli.commands.rollout import all_devices
 from edgesplit_cli.options.completion import complete_models
-from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
+from edgesplit_cli.options.plan_limits import answer_option, build_limits, limit_options, offload_option
 from edgesplit_cli.options.rollout import NAMES as ROLLOUT
 from edgesplit_cli.options.rollout import (
     now_option,
@@ -29,7 +29,7 @@ from edgesplit_cli.output import console, json_option, print_json, print_result,
 from edgesplit_cli.progress import controller_progress, progress_text
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import offline_lines
-from edgesplit_cli.views.plan import loss_text
+from edgesplit_cli.views.plan import changed_text, loss_text
 from edgesplit_cli.views.rollout import exit_code, is_awaited_offline, is_settled, poll, progress_line
 
 POLL_S = 0.3
@@ -51,6 +51,7 @@ MAX_NAMED = 10
 @to_option
 @rollout_options
 @limit_options
+@answer_option
 @offload_option
 @now_option
 @click.option(
@@ -69,8 +70,9 @@ MAX_NAMED = 10
 @click.pass_obj
 def deploy(
     data: Path, /, model: str, partition: str, edge_after: str | None, targets: tuple[str, ...],
-    objective: str | dict[str, float], codecs: tuple[str, ...] | None, offload: str, now: bool, encrypt: bool,
-    recut: bool, replan: str | None, wait_s: float, sign_with: tuple[str, ...], yes: bool, as_json: bool, **limits: Any,
+    objective: str | dict[str, float], codecs: tuple[str, ...] | None, answer: str, offload: str, now: bool,
+    encrypt: bool, recut: bool, replan: str | None, wait_s: float, sign_with: tuple[str, ...], yes: bool, as_json: bool,
+    **limits: Any,
 ) -> None:  # fmt: skip
     """Split MODEL for each target, sign it as one release, and roll it out to the devices.
 
@@ -89,6 +91,7 @@ def deploy(
         "recut": recut,
         "rollout": terms,
         **({"codecs": list(codecs)} if codecs else {}),
+        **({"answer": answer} if answer else {}),
         **({"offload": offload} if offload else {}),
     }
     deployment = _create_deployment(api, body, sign_with, yes, quiet=as_json)
@@ -139,6 +142,8 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
         for row in plan["rows"]:
             if loss := loss_text(row):
                 console().print(f"    {row['name']}: {loss}")
+            if changed := row.get("changed"):
+                console().print(f"    {row['name']}: {changed_text(changed)}")
     for line in device_lines(deployment):
         console().print(line)
 

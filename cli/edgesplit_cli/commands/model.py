@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +13,15 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from edgesplit.controller_client.client import ControllerClient
+from edgesplit.errors import UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit.quantities import format_size
 from edgesplit.terminal_text import printable
+from edgesplit_cli.commands.compress import LONG_CALL_S, compress
 from edgesplit_cli.commands.replan import drift, replan_policy
-from edgesplit_cli.local.model import MAX_SAMPLES, read_labels, warn_of_range
+from edgesplit_cli.local.model import warn_of_range
 from edgesplit_cli.options.completion import complete_devices, complete_models, complete_profiles
+from edgesplit_cli.options.gate import GateOptions, gate_options
 from edgesplit_cli.options.types import EXISTING_PATH
 from edgesplit_cli.output import (
     bold_head,
@@ -35,6 +35,7 @@ from edgesplit_cli.output import (
     table,
 )
 from edgesplit_cli.progress import controller_progress, upload_bar
+from edgesplit_cli.sample_upload import send_sample_set, send_samples
 from edgesplit_cli.settings import connect
 
 CODEC_COLUMNS = (
@@ -50,13 +51,13 @@ def model() -> None:
     """Push models, list them, show one, remove them."""
 
 
-for command in (drift, replan_policy):
+for command in (compress, drift, replan_policy):
     model.add_command(command)
 
 
 @model.command()
 @click.argument("file", type=EXISTING_PATH)
-@click.option("--name", required=True, help="Name to store it under; each new content becomes a new version.")
+@click.option("--name", help="Name to store it under; each new content becomes a new version.")
 @click.option(
     "--input",
     "input_spec",
@@ -68,9 +69,20 @@ for command in (drift, replan_policy):
     "--bind", "bindings", multiple=True, metavar="DIM=N",
     help="Fix a dynamic dimension, as in batch=1, or the value of an input that is one whole number, as in sr=16000.",
 )  # fmt: skip
+@click.option(
+    "--variant-of",
+    metavar="NAME[@VERSION]",
+    shell_complete=complete_models,
+    help="It stands in for this model (pruned, distilled, compressed elsewhere), and is stored only if it passes the"
+    " gate that the options below describe. Its name and --input are those of the base where they are not given.",
+)
+@gate_options
 @json_option
 @click.pass_obj
-def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tuple[str, ...], as_json: bool) -> None:
+def push(
+    data: Path, file: Path, name: str | None, input_spec: str | None, bindings: tuple[str, ...], variant_of: str | None,
+    gate: GateOptions, as_json: bool,
+) -> None:  # fmt: skip
     """Check a model (.onnx, .tflite) and store it as NAME@VERSION.
 
     FILE may be a folder that holds one model; weights in files beside an .onnx are sent with it.
@@ -91,20 +103,52 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
 
     A model trained as usual on ImageNet: 'image/jpeg 640x480 rgb nchw scale=1/255
     mean=0.485,0.456,0.406 std=0.229,0.224,0.225'.
+
+    With --variant-of it must pass the gate of `edgectl model compress`, on samples that had no part in making it: a
+    miss is exit 4, and nothing is stored.
     """
-    api = connect(data)
-    with (
-        _open_for_upload(file) as (upload, total),
-        upload_bar(f"pushing {file.name}", total, quiet=as_json) as on_progress,
-    ):
-        stored = api.upload(
-            "/v1/models", upload, total, on_progress, name=name, input=input_spec, bind=list(bindings) or None
-        )
+    query = {"name": name, "input": input_spec, "bind": list(bindings) or None}
+    if variant_of is not None:
+        stored = _push_variant(data, file, variant_of, gate, query, quiet=as_json)
+    elif gate.is_given:
+        raise UsageError("--samples, --keep-accuracy, --keep-agreement and --answer go with --variant-of")
+    elif not name:
+        raise UsageError("--name: give the name to store it under")
+    else:
+        with (
+            _open_for_upload(file) as (upload, total),
+            upload_bar(f"pushing {file.name}", total, quiet=as_json) as on_progress,
+        ):
+            stored = connect(data).upload("/v1/models", upload, total, on_progress, **query)
     outcome = "stored" if stored.get("created", True) else "already there, unchanged:"
     text = f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers"
     warn_of_range(msgspec.convert(stored["input_spec"], InputSpec | None))
-    next_step = f"next: edgectl plan {name} --device PROFILE --link wifi; edgectl deploy {name} --to DEVICE --wait 60"
-    print_result(stored, as_json, text, *_interface_lines(stored), next_step)
+    ref = stored["model"] if variant_of is not None else name
+    next_step = f"next: edgectl plan {ref} --device PROFILE --link wifi; edgectl deploy {ref} --to DEVICE --wait 60"
+    print_result(stored, as_json, text, *_interface_lines(stored), *_lineage_lines(stored), next_step)
+
+
+def _push_variant(
+    data: Path, file: Path, variant_of: str, gate: GateOptions, query: Mapping[str, Any], *, quiet: bool
+) -> dict[str, Any]:
+    """Send the samples and the file; returns the version that passed the gate."""
+    samples, terms = gate.request()
+    api = connect(data, timeout_s=LONG_CALL_S)
+    base = api.get(f"/v1/models/{quote(variant_of)}")["model"]
+    path = f"/v1/models/{quote(base)}/variants"
+    chosen = send_sample_set(api, base, samples, quiet=quiet)["set"]
+    with (
+        _open_for_upload(file) as (upload, total),
+        controller_progress(api, path, f"judging {file.name} beside {base}", quiet=quiet),
+    ):
+        stored: dict[str, Any] = api.upload(path, upload, total, **query, **terms, samples=chosen)
+    return stored
+
+
+def _lineage_lines(model_: Mapping[str, Any]) -> list[str]:
+    """Where a version that stands in for another comes from, a sentence each; empty for others."""
+    said = (model_.get("lineage") or {}).get("sentences", ())
+    return [f"  {printable(sentence)}" for sentence in said]
 
 
 def _interface_lines(model_: Mapping[str, Any]) -> list[str]:
@@ -174,9 +218,10 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         )
         for layer in model_["layers"]
     ]
+    variants = [f"  variants: {', '.join(model_['variants'])}"] if model_.get("variants") else []
     measured = [f"measured on the controller's machine: {model_['measurement']}"] if "measurement" in model_ else []
     print_result(
-        model_, as_json, head, *_interface_lines(model_), *measured,
+        model_, as_json, head, *_interface_lines(model_), *_lineage_lines(model_), *variants, *measured,
         table(("layer", "operator", ">weights", ">writes"), rows),
     )  # fmt: skip
 
@@ -188,6 +233,8 @@ def show(data: Path, reference: str, as_json: bool) -> None:
 def remove(data: Path, reference: str, as_json: bool) -> None:
     """Remove every version of a model, or one, with its samples, measurements and releases.
 
+    Versions that stand in for it stay, and their lineage still names it.
+
     It is refused while a device runs it: `edgectl undeploy` ends that. Its files are deleted by `edgectl gc`. The
     number of a removed version is not used again.
     """
@@ -195,7 +242,9 @@ def remove(data: Path, reference: str, as_json: bool) -> None:
     releases = len(removed["releases"])
     with_releases = f" and {releases} release{'s' * (releases != 1)}" if releases else ""
     text = f"removed {', '.join(removed['models'])}{with_releases}; `edgectl gc` deletes the files"
-    print_result(removed, as_json, text)
+    variants = removed.get("variants", ())
+    stays = [f"{', '.join(variants)} stood in for it, and stay{'s' * (len(variants) == 1)}"] if variants else []
+    print_result(removed, as_json, text, *stays)
 
 
 @click.command()
@@ -212,6 +261,11 @@ def remove(data: Path, reference: str, as_json: bool) -> None:
 )  # fmt: skip
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
+    "--every-sample",
+    is_flag=True,
+    help="With --samples: send all of a folder, not a few: --allow-changed confirms on all but the first 16.",
+)
+@click.option(
     "--on", "where", default="local", metavar="local|DEVICE", shell_complete=complete_devices,
     help="local: the controller's machine; a device: what it measured of the model in operation, in the last day.",
 )  # fmt: skip
@@ -219,8 +273,8 @@ def remove(data: Path, reference: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def profile(
-    data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, show_all: bool,
-    as_json: bool,
+    data: Path, reference: str, samples: Path | None, device: str, lossless: bool, every_sample: bool, where: str,
+    show_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure a model: layer by layer on this machine, then whole the slices that plans choose; or show what a device
     that runs it measured.
@@ -229,7 +283,7 @@ def profile(
     """
     api, path = connect(data), f"/v1/models/{quote(reference)}/profile"
     if samples is not None:
-        send_samples(api, reference, samples)
+        send_samples(api, reference, samples, every=every_sample, quiet=as_json)
     with controller_progress(api, path, f"profiling {reference} on {where}", quiet=as_json):
         request = {"on": where, "device": device, "codecs": samples is not None and not lossless}
         measured = api.post(path, request)
@@ -316,48 +370,6 @@ def _codec_row(measurement: dict[str, Any]) -> tuple[str, ...]:
         *(percent_text(measurement[name]) for name in ("loss", "confirmed_loss")),
         "-" if accuracy is None else f"{accuracy:.1%} ({raw:.1%} raw)",
     )
-
-
-def send_samples(api: ControllerClient, reference: str, samples: Path) -> int:
-    """Upload pictures, sound or tensors, whichever the model takes, as its samples, with their labels; returns how
-    many."""
-    from edgesplit_cli.local.model import sample_files
-
-    model_ = api.get(f"/v1/models/{quote(reference)}")
-    spec = msgspec.convert(model_["input_spec"], InputSpec | None)
-    inputs = [tensor["name"] for tensor in model_.get("inputs", ())]
-    files = sample_files(samples, spec)
-    if spec is not None and spec.is_sound:
-        return _send_sound(api, reference, samples, spec)
-    labels = read_labels(files[0].parent)
-    chosen = files[:: max(1, len(files) // MAX_SAMPLES)][:MAX_SAMPLES]
-    api.post(
-        f"/v1/models/{quote(reference)}/samples", {"samples": [_sample(path, spec, inputs, labels) for path in chosen]}
-    )
-    return len(chosen)
-
-
-def _send_sound(api: ControllerClient, reference: str, samples: Path, spec: InputSpec) -> int:
-    """Upload recordings, cut into frames as the model's input spec says; returns the number of frames."""
-    from edgesplit_cli.local.model import read_samples
-
-    frames = [frame for frame in read_samples(samples, spec, MAX_SAMPLES) if isinstance(frame, bytes)]
-    body = {"samples": [{"frame": base64.b64encode(frame).decode()} for frame in frames]}
-    api.post(f"/v1/models/{quote(reference)}/samples", body)
-    return len(frames)
-
-
-def _sample(path: Path, spec: InputSpec | None, inputs: Sequence[str], labels: Mapping[str, int]) -> dict[str, Any]:
-    """A sample for the controller, read here first: the controller would refuse it without naming the file."""
-    from edgesplit_cli.local.model import read_sample, write_npz
-
-    content = read_sample(path, spec, inputs)
-    if not isinstance(content, bytes):
-        write_npz(archive := io.BytesIO(), content)
-        content = archive.getvalue()
-    kind = "tensors" if spec is None else "frame"
-    label = {"label": labels[path.name]} if path.name in labels else {}
-    return {kind: base64.b64encode(content).decode(), **label}
 
 
 def _count(layers: Any) -> int:

@@ -15,10 +15,10 @@ from edgesplit.device_profile import is_path
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
-from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
+from edgesplit_cli.local.costs import ANY_DEVICE, count_changed_answers, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.completion import complete_models_or_files, complete_profiles
-from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
+from edgesplit_cli.options.plan_limits import answer_option, build_limits, limit_options, offload_option
 from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.progress import controller_progress
@@ -42,6 +42,8 @@ class CostsSource:
     bindings: tuple[str, ...]
     samples: Path | None
     lossy: bool
+    max_changed: float | None
+    answer: str
     quiet: bool
 
 
@@ -75,6 +77,7 @@ class CostsSource:
     help="auto, device, cloud, or a cut by its name: the last LAYER on the device, 'LAYER + LAYER' through branches.",
 )  # fmt: skip
 @limit_options
+@answer_option
 @offload_option
 @click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
@@ -98,6 +101,7 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
     from edgesplit_partitioner import describe
     from edgesplit_partitioner.costs.foreign_server import adapt_limits, costs_for_foreign_server
     from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
+    from edgesplit_partitioner.planner.planner import tensors_to_confirm
 
     if options["plot"]:
         from edgesplit_cli.views.plan_picture import check_file
@@ -107,31 +111,35 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
         "keep_raw_input",
         "keep_first",
         "allow_loss",
+        "allow_changed",
         "memory_bytes",
         "energy_joules",
         "deadline_s",
         "fallback",
     )
     limits = build_limits(**{name: options[name] for name in limit_names}) | _forced_limit(options["partition"])
-    costs = _load_costs(
-        data,
-        CostsSource(
-            what=what,
-            device=options["device"],
-            tiers=options["tiers"],
-            input_text=options["input_text"],
-            bindings=options["bindings"],
-            samples=options["samples"],
-            lossy=bool(options["allow_loss"]),
-            quiet=as_json,
-        ),
+    source = CostsSource(
+        what=what,
+        device=options["device"],
+        tiers=options["tiers"],
+        input_text=options["input_text"],
+        bindings=options["bindings"],
+        samples=options["samples"],
+        lossy=bool(options["allow_loss"] or options["allow_changed"]),
+        max_changed=options["allow_changed"] or None,
+        answer=options["answer"],
+        quiet=as_json,
     )
+    costs = _load_costs(data, source)
     if options["offload"]:
         costs = costs_for_foreign_server(costs, ForeignServer.parse(options["offload"]))
         limits = adapt_limits(limits, costs)
     check_keep_first(costs, parse_limits(limits))
     links = plan_links(costs.tiers, options["link"], options["tiers"], options["trace"], options["radio"])
     codecs = options["codecs"]
+    if source.max_changed:
+        tensors = tensors_to_confirm(costs, links, objective=options["objective"], limits=limits, codecs=codecs)
+        costs = _with_changed_answers(data, source, costs, tensors)
     result = describe(costs, links, objective=options["objective"], limits=limits, codecs=codecs)
     reasons = None
     if options["explained"]:
@@ -182,11 +190,12 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
         )
     if is_file(source.what):
         if source.lossy and source.samples is None:
-            raise UsageError("--allow-loss needs --samples: what lossy codecs do is measured on real input")
+            option = "--allow-changed" if source.max_changed else "--allow-loss"
+            raise UsageError(f"{option} needs --samples: what lossy codecs do is measured on real input")
         return measure_costs(
             open_model(data, source.what, source.input_text, source.bindings), source.device,
             [(name, profile) for name, profile, _ in source.tiers], samples=source.samples, lossy=source.lossy,
-            quiet=source.quiet,
+            max_changed=source.max_changed, quiet=source.quiet,
         )  # fmt: skip
     if source.input_text or source.bindings or source.samples:
         raise click.UsageError(
@@ -206,6 +215,27 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
     if not has_profile_file:
         return costs
     return predict_costs(open_model(data, source.what), costs, profiles, [name for name, _, _ in source.tiers])
+
+
+def _with_changed_answers(data: Path, source: CostsSource, costs: Costs, tensors: Sequence[str]) -> Costs:
+    """The costs with the answers that lossy codecs change on these tensors, counted here for a file and by the
+    controller for its model; a costs file has its own."""
+    from edgesplit_partitioner import load_costs
+    from edgesplit_partitioner.planner.changed_answers import with_changes_of
+
+    if is_file(source.what) and not source.what.endswith(".json") and is_model_file(Path(source.what)):
+        assert source.samples is not None and source.max_changed is not None
+        model = open_model(data, source.what, source.input_text, source.bindings)
+        return count_changed_answers(model, costs, tensors, source.samples, source.answer, quiet=source.quiet)
+    if source.what.endswith(".json") or Path(source.what).is_file():
+        return costs
+    api, path = connect(data), f"/v1/models/{quote(source.what)}/costs"
+    with controller_progress(api, path, f"comparing answers of {source.what}", quiet=source.quiet):
+        counted = api.get(
+            path, device=ANY_DEVICE, max_changed=source.max_changed, confirm=list(tensors) or None,
+            answer=source.answer or None,
+        )  # fmt: skip
+    return with_changes_of(costs, load_costs(counted))
 
 
 def _check_costs_file(costs: Costs, source: CostsSource) -> Costs:

@@ -38,6 +38,8 @@ LABELS = "labels.json"
 """File of classes by file name in a folder of samples."""
 MAX_SAMPLES = 32
 """Samples that are used of a folder, evenly spread."""
+MOST_SAMPLES = 5_000
+"""Samples of a folder where all are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +113,22 @@ def read_sample(file: Path, spec: InputSpec | None, inputs: Sequence[str] = ()) 
 
 
 def sample_labels(location: Path | None, spec: InputSpec | None, limit: int = MAX_SAMPLES) -> list[int | None]:
-    """The class of each sample by the folder's labels.json; None where it is not known. Empty for sound, which is cut
-    into frames."""
+    """The class of each sample (`file_labels`); None where it is not known. Empty for sound, which is cut into
+    frames."""
     files = [] if spec is not None and spec.is_sound else _spread(sample_files(location, spec), limit)
-    known = read_labels(files[0].parent) if files else {}
-    return [known.get(file.name) for file in files]
+    return [] if location is None else file_labels(location, files)
 
 
 def sample_files(location: Path | None, spec: InputSpec | None) -> list[Path]:
-    """The files that can be samples, sorted; UsageError where a folder has none."""
+    """The files that can be samples, sorted, those in sub-folders named by a class last; UsageError where a folder has
+    none."""
     if location is None:
         return []
     endings = TENSORS if spec is None else SOUNDS if spec.is_sound else PICTURES
-    files = (
-        sorted(path for path in location.iterdir() if path.suffix.lower() in endings)
-        if location.is_dir()
-        else [location]
-    )
+    files = [location]
+    if location.is_dir():
+        folders = [location, *sorted(path for path in location.iterdir() if path.is_dir() and _is_class(path.name))]
+        files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix.lower() in endings]
     if not files:
         input_kind = "tensors" if spec is None else spec.media
         raise UsageError(f"no {' or '.join(sorted(endings))} in {location}, and the model takes {input_kind}")
@@ -210,6 +211,18 @@ def write_npz(file: Path | IO[bytes], tensors: Mapping[str, npt.NDArray[Any]]) -
 def _spread(items: Sequence[Any], limit: int) -> Sequence[Any]:
     """At most `limit` items, evenly spread."""
     return items[:: max(1, -(-len(items) // limit))]
+
+
+def file_labels(location: Path, files: Sequence[Path]) -> list[int | None]:
+    """The class of each of these `sample_files`: the sub-folder's name, or what labels.json says of the file; None
+    where neither does."""
+    folder = location if location.is_dir() else location.parent
+    known = read_labels(folder)
+    return [known.get(file.name) if file.parent == folder else int(file.parent.name) for file in files]
+
+
+def _is_class(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def read_labels(folder: Path) -> dict[str, int]:

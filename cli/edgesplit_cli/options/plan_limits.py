@@ -69,10 +69,18 @@ limit_options = option_group(
         " half of them and confirmed on the other. [default: none, lossless]",
     ),
     click.option(
+        "--allow-changed",
+        type=FRACTION,
+        metavar="SHARE",
+        help="Answers that lossy codecs may change, as in 1%: bounded (90% sure) on samples that chose nothing, of"
+        " which it takes 230 for 1%. (--allow-loss limits how far outputs move.) [default: none, lossless]",
+    ),
+    click.option(
         "--codecs",
         type=CODECS,
         metavar="LIST",
-        help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless, and all measured with --allow-loss]",
+        help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless, and all measured with --allow-loss or"
+        " --allow-changed]",
     ),
 )
 
@@ -94,9 +102,17 @@ offload_option = click.option(
 )  # fmt: skip
 
 
+answer_option = click.option(
+    "--answer", default="", metavar="RULE",
+    help="With --allow-changed: what an answer is, where the outputs leave it open: class:OUTPUT,"
+    " boxes:LAYOUT[:THRESHOLD] or close:TOLERANCE. [default: a classifier's class]",
+)  # fmt: skip
+
+
 def build_limits(
-    keep_raw_input: bool, keep_first: int, allow_loss: float | None = None, *, memory_bytes: float | None = None,
-    energy_joules: float | None = None, deadline_s: float | None = None, fallback: str = "warm",
+    keep_raw_input: bool, keep_first: int, allow_loss: float | None = None, *, allow_changed: float | None = None,
+    memory_bytes: float | None = None, energy_joules: float | None = None, deadline_s: float | None = None,
+    fallback: str = "warm",
 ) -> dict[str, Any]:  # fmt: skip
     """The limits in the form that the planner takes; limits that are not set are left out."""
     limits = {
@@ -106,6 +122,7 @@ def build_limits(
         "energy_joules": energy_joules,
         "deadline_s": deadline_s,
         "max_loss": allow_loss,
+        "max_changed": allow_changed,
         "fallback": fallback if fallback != "warm" else None,
     }
     return {name: value for name, value in limits.items() if value is not None}
@@ -116,6 +133,7 @@ LIMIT_OPTIONS: dict[str, tuple[str, quantities.Quantity | None]] = {
     "energy_joules": ("--energy", quantities.ENERGY),
     "deadline_s": ("--deadline", quantities.DURATION),
     "max_loss": ("--allow-loss", quantities.PERCENTAGE),
+    "max_changed": ("--allow-changed", quantities.PERCENTAGE),
     "keep_raw_input": ("--keep-raw-input", None),
     "keep_first": ("--keep-first", None),
     "force_after": ("--partition", None),

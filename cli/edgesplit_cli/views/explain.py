@@ -49,6 +49,8 @@ def sentences(reasons: Explanation) -> Iterator[str]:
     duration = f"{ms(best.seconds)} ms{value}{total}"
     sent = f"with {format_size(best.bytes)} over the link{'s' if len(tiers) > 2 else ''}, answers included"
     yield f"Why {cut_text(tiers, best)}? It takes {duration}, {sent if best.bytes else 'and sends nothing'}."
+    if reasons.changed is not None:
+        yield f"Its codecs change answers: {reasons.changed.text}."
     yield from _baselines(reasons)
     if reasons.next_best is not None:
         more = reasons.next_best.value - best.value

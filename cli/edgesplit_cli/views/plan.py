@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.text import Text
 
 from edgesplit import plan as plans
+from edgesplit.plan import ChangedShare
 from edgesplit.quantities import format_size
 from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, table
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
@@ -58,6 +60,10 @@ def print_plan(plan: dict[str, Any]) -> None:
         out.print(f"privacy: nothing leaves before {private[-1]!r} has run on the device ({len(private)} layers stay)")
     if link_text := loss_text(next((row for row in plan["table"]["rows"] if row["name"] == best), {})):
         out.print(link_text)
+    if changed := next(
+        (row["changed"] for row in plan["table"]["rows"] if row["name"] == best and "changed" in row), None
+    ):
+        out.print(changed_text(changed))
     headings = ("row", "best at this round trip while the uplink is")
     out.print(table(headings, map(_range_row, plan["ranges"]), title="switching table"))
 
@@ -137,6 +143,12 @@ def loss_text(row: dict[str, Any]) -> str:
     confirmed = row.get("confirmed_loss")
     other = "not confirmed by others" if confirmed is None else f"{percent_text(confirmed)} by those that confirm"
     return f"loss: {percent_text(row.get('loss', 0.0))} by the samples that choose, {other} ({lossy})"
+
+
+def changed_text(changed: dict[str, Any]) -> str:
+    """What is promised of the answers that a row's codecs change."""
+    share = msgspec.convert(changed, ChangedShare)
+    return f"answers: {share.text}; {share.differing} of the samples' differ"
 
 
 def range_text(row: dict[str, Any]) -> str:

@@ -103,7 +103,7 @@ def create_app(
     gate.operators.on_change(app.state.hub.check_access)
     metadata_bytes = 2 * LIMITS.metadata_bytes  # escaped as a JSON string, metadata is up to twice as long
     bounds = {
-        "/v1/models": model_bytes, "/v1/agents": model_bytes, "/samples": SAMPLES_BYTES,
+        "/v1/models": model_bytes, "/v1/agents": model_bytes, "/variants": model_bytes, "/samples": SAMPLES_BYTES,
         # Beyond the size that a device accepts, so that the error can say what to do instead.
         "/infer": 2 * LIMITS.remote_inference_bytes,
         "/deployments/signed": metadata_bytes, "/keys/renew/signed": metadata_bytes,

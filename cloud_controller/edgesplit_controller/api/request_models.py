@@ -7,13 +7,18 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from edgesplit.errors import UsageError
 from edgesplit_controller.fleet.devices import CLAIM_S
 from edgesplit_controller.fleet.selector import MAX_CHARS
+from edgesplit_controller.model_registry.registry import MOST_SAMPLES
+from edgesplit_controller.model_registry.variants import GateRequest
 from edgesplit_controller.planning.planner_service import OWN_CLASS, PlanOptions
 from edgesplit_controller.rollout.gates import MOST_GATES
 from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_controller.rollout.terms import MOST_STAGES
 from edgesplit_controller.tuf.key_change import KeyChange, PublicKey
+from edgesplit_partitioner.compression.gate import GateTerms
+from edgesplit_partitioner.compression.recipe import Method
 
 
 class Body(BaseModel):
@@ -48,6 +53,53 @@ class SamplesBody(Body):
     samples: list[SampleBody] = Field(max_length=256)
 
 
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class SampleSetBody(Body):
+    """Stored samples of a model that make a set."""
+
+    samples: list[Digest] = Field(min_length=1, max_length=MOST_SAMPLES)
+    """SHA-256 of each, as it was sent: the JPEG, or the .npz."""
+
+
+class GateBody(Body):
+    """What a version must keep of its base, and the samples on which that is seen."""
+
+    samples: Digest
+    """A sample set of the base."""
+    allowed_accuracy_loss: float | None = Field(default=None, gt=0, lt=1)
+    """Largest share of all answers by which accuracy may fall, as in 0.005."""
+    least_agreement: float | None = Field(default=None, gt=0, lt=1)
+    """Least share of answers that stay as they are, as in 0.99."""
+    answer: str = Field(default="", max_length=200)
+    """What an answer is: `class`, `class:OUTPUT`, `boxes:LAYOUT[:THRESHOLD]` or `close:0.01`; empty: as the outputs
+    say."""
+
+    def to_request(self) -> GateRequest:
+        """The gate as `model_registry.variants` takes it; UsageError where nothing must be kept."""
+        if self.allowed_accuracy_loss is None and self.least_agreement is None:
+            raise UsageError("say what the version must keep: `allowed_accuracy_loss`, `least_agreement`, or both")
+        terms = GateTerms(allowed_accuracy_loss=self.allowed_accuracy_loss, least_agreement=self.least_agreement)
+        return GateRequest(terms, self.samples, self.answer)
+
+
+class VariantQuery(GateBody):
+    """A model file that stands in for another, as query parameters."""
+
+    name: str = Field(default="", max_length=100)
+    """Name to store it under; empty: that of the base."""
+    input: str = Field(default="", max_length=2_000)
+    """Its input spec; empty: that of the base."""
+    bind: list[str] = Field(default=[], max_length=64)
+
+
+class CompressBody(GateBody):
+    """A compression to be made."""
+
+    method: Method
+
+
 class PlanOptionsBody(Body):
     """Options of a plan."""
 
@@ -59,12 +111,19 @@ class PlanOptionsBody(Body):
     objective: str | dict[str, float] = "latency"
     offload: str = Field(default="", max_length=500)
     """URL of a third-party inference server that runs the remote halves."""
+    answer: str = Field(default="", max_length=500)
+    """What an answer is, for the limit `max_changed`: `class:OUTPUT`, `boxes:LAYOUT[:THRESHOLD]`, `close:TOLERANCE`."""
 
     def to_options(self) -> PlanOptions:
         """The options as the planner takes them."""
         codecs = tuple(self.codecs) if self.codecs else None
         return PlanOptions(
-            partition=self.partition, limits=self.limits, codecs=codecs, objective=self.objective, offload=self.offload
+            partition=self.partition,
+            limits=self.limits,
+            codecs=codecs,
+            objective=self.objective,
+            offload=self.offload,
+            answer=self.answer,
         )
 
 

@@ -63,6 +63,16 @@ class TensorShape(ResponseModel):
     name: str
 
 
+class LineageShape(ResponseModel):
+    """Where a version that stands in for another comes from; `sentences` says it in words."""
+
+    base: str
+    base_sha256: str
+    method: str
+    samples_sha256: str
+    sentences: list[str]
+
+
 class ModelFields(ResponseModel):
     """A model without its layers."""
 
@@ -77,6 +87,7 @@ class ModelFields(ResponseModel):
     created_at: float
     inputs: list[TensorShape]
     outputs: list[TensorShape]
+    lineage: LineageShape | None = None
 
 
 class ModelLine(ModelFields):
@@ -96,6 +107,23 @@ class ModelShape(ModelFields):
 
     layers: list[LayerShape]
     measurement: str = ""
+    variants: list[str] = []
+
+
+class VariantShape(ModelShape):
+    """A version that stands in for another: it passed the gate and is stored."""
+
+    verdict: str
+    created: bool
+
+
+class SampleSetShape(ResponseModel):
+    """A set of samples of a model, by the digest of samples and labels."""
+
+    model: str
+    set: str
+    samples: int
+    labelled: int
 
 
 class JobShape(ResponseModel):
@@ -162,6 +190,8 @@ class Removed(ResponseModel):
 
     models: list[str]
     releases: list[str]
+    variants: list[str] = []
+    """Versions that stood in for one of the models, and stay."""
 
 
 class FateShape(ResponseModel):

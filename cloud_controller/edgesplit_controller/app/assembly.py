@@ -27,6 +27,8 @@ from edgesplit_controller.messaging.delivery import Delivery, Sources
 from edgesplit_controller.messaging.process_sharding import ProcessSharding, SingleProcess
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.model_registry.sample_sets import SampleSets
+from edgesplit_controller.model_registry.variants import Variants
 from edgesplit_controller.observability import metrics
 from edgesplit_controller.pki.authority import BROKER_LIST_LIFE, LIST_LIFE, Authority
 from edgesplit_controller.pki.derived_secrets import DerivedSecrets
@@ -80,6 +82,7 @@ class Assembly:
         data, database = foundations.settings.data, foundations.database
         self._content_keys = load_or_make_content_keys(data / "keys" / "content.key")
         self._registry = Registry(database, foundations.blobs, now=time.time)
+        self._sample_sets = SampleSets(database, foundations.blobs, now=time.time)
         self._planning = PlanningService(
             database, self._registry, now=time.time,
             at_work=lambda model, device_class: self.controller.replanner.inspector.times_at_work(model, device_class),
@@ -142,6 +145,8 @@ class Assembly:
             database=database,
             blobs=on.blobs,
             registry=self._registry,
+            sample_sets=self._sample_sets,
+            variants=Variants(on.blobs, self._registry, self._sample_sets),
             planner=self._planning,
             release_builder=self._releasing,
             devices=self._devices,

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError
 from edgesplit.plan import Conditions, Link, Plan, cost
+from edgesplit.release.lineage import Lineage
 from edgesplit.release.manifest import Manifest
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.fleet.rows import event_to_dict, model_to_dict
@@ -122,12 +123,29 @@ def model(controller: Controller, reference: str) -> dict[str, Any]:
     return {
         **model_to_dict(stored),
         "layers": len(stored.shown["layers"]),
+        "variants": [_variant_to_dict(variant) for variant in controller.registry.variants_of(_base_of(stored))],
         "releases": [
             {"release": row.digest, "created": row.created, **device_counts[row.digest], **_release_to_dict(manifest)}
             for row, manifest in with_manifests
             if manifest is not None
         ],
     }
+
+
+def _base_of(model: Model) -> str:
+    """The model that this one stands in for, or itself."""
+    return model.ref if model.lineage is None else str(model.lineage["base"])
+
+
+def _variant_to_dict(variant: Model) -> dict[str, Any]:
+    """One row of the table of versions that stand in for the same model."""
+    lineage = msgspec.convert(variant.lineage, Lineage)
+    seen = lineage.evidence
+    return {
+        "model": variant.ref, "bytes": variant.bytes, "method": lineage.method, "samples": seen.samples,
+        "changed_at_most": seen.changed_at_most, "accuracy": msgspec.to_builtins(seen.accuracy_variant),
+        "accuracy_base": msgspec.to_builtins(seen.accuracy_base),
+    }  # fmt: skip
 
 
 def _device_counts(

@@ -29,6 +29,7 @@ EVENT_OVERLAP = 200
 KIND_BY_PREFIX: tuple[tuple[str, Kind], ...] = (
     ("device.flooding", "alert"), ("device.copied", "alert"), ("device.endpoint_flooded", "alert"),
     ("device.gateway_flooded", "alert"), ("device.revocation_list_expired", "alert"),
+    ("device.repeated_answers_changed", "alert"),
     ("device.", "device"), ("gateway.", "device"),
     ("model.", "model"), ("agent.", "model"), ("release.", "model"), ("replan.", "model"),
     ("deployment.", "rollout"), ("rollout.", "rollout"),

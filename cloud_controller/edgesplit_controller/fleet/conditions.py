@@ -10,7 +10,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgesplit.mqtt.messages import ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED, PowerState, Reported, Telemetry
+from edgesplit.mqtt.messages import (
+    ENDPOINT_FLOODED,
+    GATEWAY_FLOODED,
+    LIST_EXPIRED,
+    REPEATS_CHANGED,
+    PowerState,
+    Reported,
+    Telemetry,
+)
 from edgesplit.mqtt.telemetry import MachineState
 
 MAX_TEXT_CHARS = 200
@@ -31,7 +39,7 @@ UNRESPONSIVE_S = 600.0
 the agent hangs."""
 OFFLOAD_FLOOD_S = 300.0
 """Seconds without a report of the offload server after which a device no longer floods it."""
-SELF_REPORTED = (ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED)
+SELF_REPORTED = (ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED, REPEATS_CHANGED)
 """Conditions that a device finds itself. Their beginning is an event."""
 FAILED_STATES: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"})
 """States of a release that count as failures."""
@@ -57,6 +65,8 @@ REMEDIES: Mapping[str, str] = {
     GATEWAY_FLOODED: "this gateway keeps refusing the device that is named: inspect that device, or revoke it",
     LIST_EXPIRED: "this gateway has had no revocation list from the controller for a month, and serves devices revoked"
     " since: check its way to the API",
+    REPEATS_CHANGED: "a camera's picture has changed, or its frames show less than they did: its threshold was"
+    " tightened by itself; allow the stream more with --changed, or leave --skip-still out",
     "certificate expires": "its agent has not renewed it: read its log (`edgectl device logs`), or create a new"
     " claim for it",
     "unresponsive": "it is online and does not apply the newest statement: restart its agent, and read its log",

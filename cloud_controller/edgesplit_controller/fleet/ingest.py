@@ -324,5 +324,7 @@ def _merged(before: dict[str, Any] | None, reported: dict[str, Any]) -> dict[str
     release, not after each start."""
     if before is None or before.get("release") != reported.get("release"):
         return reported
-    compared = ("drift", "top1_agrees", "golden_ok")
+    compared = (
+        "drift", "top1_agrees", "golden_ok", "golden_labelled", "golden_right", "golden_compared", "golden_agreeing"
+    )  # fmt: skip
     return {**{name: before[name] for name in compared if before.get(name) is not None}, **reported}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from edgesplit.release.lineage import Lineage, sentences
 from edgesplit_controller.storage.tables.core import ClaimRow, Deployment, Event, FloodRow, Model
 
 
@@ -12,8 +15,16 @@ def model_to_dict(model: Model) -> dict[str, Any]:
     return {
         "model": model.ref, "name": model.name, "version": model.version, "sha256": model.sha256,
         "optimised_sha256": model.optimised_sha256, "bytes": model.bytes, "input": model.input_text or None,
-        "bindings": model.bindings, "created_at": model.created, **model.shown,
+        "bindings": model.bindings, "created_at": model.created, **model.shown, **lineage_to_dict(model),
     }  # fmt: skip
+
+
+def lineage_to_dict(model: Model) -> dict[str, Any]:
+    """The lineage of a version that stands in for another, with its sentences; empty for others."""
+    if model.lineage is None:
+        return {}
+    lineage = msgspec.convert(model.lineage, Lineage)
+    return {"lineage": {**model.lineage, "method": lineage.method, "sentences": sentences(lineage)}}
 
 
 def deployment_to_dict(row: Deployment) -> dict[str, Any]:

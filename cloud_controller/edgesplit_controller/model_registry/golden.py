@@ -9,18 +9,20 @@ a chunk are left out; a release without golden pairs is still valid.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from edgesplit.errors import ModelRefused
+from edgesplit.answers.answer_rule import infer_answer_rule
+from edgesplit.answers.comparison import predicted_label
+from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, prepare
 from edgesplit.limits import LIMITS
 from edgesplit.oip import protocol as oip
-from edgesplit.release.manifest import TensorSpec
+from edgesplit.release.manifest import EncryptionInfo, GoldenExample, TensorSpec, chunk_of
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_controller.model_registry.golden_child import INPUTS, OUTPUTS, SLICE, load, save
 from edgesplit_controller.model_registry.registry import LoadedModel
@@ -33,29 +35,90 @@ LIMIT_S = 300.0
 """Time limit of the child process."""
 MOST_PAIRS = 2
 """Golden pairs of one release."""
+MOST_JUDGED = 100
+"""Golden pairs of a release that rollout gates judge by its answers: devices fetch and run all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenPair:
-    """Body of an inference request, and of the whole model's response."""
+    """Body of an inference request, and of the whole model's response; for rollout gates also what the answer should
+    be."""
 
     request: bytes
     response: bytes
+    label: int | None = None
+    """The class that the sample shows."""
+    answer: int | None = None
+    """The class that the base of a variant answers, or the whole model of others."""
+
+    def to_example(self, encryption: EncryptionInfo | None = None) -> GoldenExample:
+        """The pair as a manifest lists it."""
+        return GoldenExample(
+            chunk_of(self.request), chunk_of(self.response), encryption,
+            label=msgspec.UNSET if self.label is None else self.label,
+            answer=msgspec.UNSET if self.answer is None else self.answer,
+        )  # fmt: skip
 
 
 def golden_pairs(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str) -> list[GoldenPair]:
     """Up to `MOST_PAIRS` samples (a synthetic one where there is none) with the whole model's responses, as far as both
     bodies fit into a chunk."""
-    pairs = []
-    for sample in list(samples[:MOST_PAIRS]) or [synthetic_sample(loaded)]:
-        request = _joined(oip.encode_request(oip.InferRequest(inputs=request_inputs(loaded, sample), id="golden"))[0])
-        if len(request) > LIMITS.chunk_bytes:
-            continue
-        outputs = run_whole(loaded.prepared, model_inputs(loaded, sample))
+    chosen = list(samples[:MOST_PAIRS]) or [synthetic_sample(loaded)]
+    return [answered.pair for answered in _answered(loaded, chosen, model)]
+
+
+def judged_pairs(
+    loaded: LoadedModel, samples: Sequence[tuple[bytes | Tensors, int | None]], model: str, base: LoadedModel | None
+) -> list[GoldenPair]:
+    """Samples with their class and with the class that `base` answers (`loaded` itself, or None: no answers), as far as
+    the bodies fit into a chunk. UsageError where an answer is no class, or no sample fits."""
+    base_rule = infer_answer_rule((base or loaded).prepared.outputs)
+    if base_rule is None or infer_answer_rule(loaded.prepared.outputs) is None:
+        raise UsageError("gates of accuracy and agreement need a model with one output of classes")
+    found = _answered(loaded, [sample for sample, _ in samples], model)
+    if not found:
+        raise UsageError(
+            f"gates of accuracy and agreement need samples of at most {LIMITS.chunk_bytes} bytes: `edgectl profile"
+            f" {model} --samples FOLDER` stores some"
+        )
+    labelled = [replace(answered.pair, label=samples[answered.at][1]) for answered in found]
+    if base is None:
+        return labelled
+    expected: Sequence[Mapping[str, Tensor]] = [answered.outputs for answered in found]
+    if base is not loaded:
+        expected = run_whole(base.prepared, [model_inputs(base, samples[answered.at][0]) for answered in found])
+    return [
+        replace(pair, answer=predicted_label(base_rule, outputs))
+        for pair, outputs in zip(labelled, expected, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A sample that fits into a golden pair."""
+
+    at: int
+    """Index of the sample."""
+    pair: GoldenPair
+    outputs: Mapping[str, Tensor]
+
+
+def _answered(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str) -> list[_Answered]:
+    """The samples whose request and response fit into a chunk, with the whole model's outputs."""
+    requests = {
+        at: _joined(oip.encode_request(oip.InferRequest(inputs=request_inputs(loaded, sample), id="golden"))[0])
+        for at, sample in enumerate(samples)
+    }
+    fitting = [at for at, request in requests.items() if len(request) <= LIMITS.chunk_bytes]
+    if not fitting:
+        return []
+    answered = []
+    results = run_whole(loaded.prepared, [model_inputs(loaded, samples[at]) for at in fitting])
+    for at, outputs in zip(fitting, results, strict=True):
         response = _joined(oip.encode_response(oip.InferResponse(model=model, outputs=outputs, id="golden"))[0])
         if len(response) <= LIMITS.chunk_bytes:
-            pairs.append(GoldenPair(request, response))
-    return pairs
+            answered.append(_Answered(at, GoldenPair(requests[at], response), outputs))
+    return answered
 
 
 def synthetic_sample(loaded: LoadedModel) -> bytes | Tensors:
@@ -96,19 +159,20 @@ def _other_inputs(loaded: LoadedModel) -> dict[str, Tensor]:
     return noise(spec for spec in loaded.prepared.inputs if spec.name != frame_tensor)
 
 
-def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
-    """The whole model's outputs, computed in a child process; ModelRefused if it fails or does not end within
-    `LIMIT_S`."""
+def run_whole(model: PreparedModel, samples: Sequence[Tensors]) -> list[dict[str, Tensor]]:
+    """The whole model's outputs for each sample, computed in a child process; ModelRefused if it fails or does not end
+    within `LIMIT_S`."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-golden-") as name:
         folder = Path(name)
         for file, runs in whole_model_chunks(model).items():
             with (folder / file).open("wb") as target:
                 target.writelines(runs)
         (folder / SLICE).write_bytes(msgspec.json.encode(whole_model_slice(model)))
-        save(folder / INPUTS, inputs)
+        for number, inputs in enumerate(samples):
+            save(folder / f"{INPUTS}-{number:04}", inputs)
         limits = measurement_limits(folder_bytes(folder), folder, LIMIT_S)
         run_child("edgesplit_controller.model_registry.golden_child", folder, limits=limits, limit_s=LIMIT_S)
-        return load(folder / OUTPUTS)
+        return [load(folder / f"{OUTPUTS}-{number:04}") for number in range(len(samples))]
 
 
 def _joined(parts: Iterable[bytes | memoryview]) -> bytes:

@@ -1,4 +1,4 @@
-"""Child process of `golden`: runs a whole model once on given tensors, importing nothing but the runtime.
+"""Child process of `golden`: runs a whole model on given tensors, importing nothing but the runtime.
 
 python -m edgesplit_controller.model_registry.golden_child FOLDER
 """
@@ -16,13 +16,17 @@ from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit_partitioner.sandbox.child_process import child_main
 
 SLICE, INPUTS, OUTPUTS = "slice.json", "inputs", "outputs"
+"""Files of the model, and the beginnings of those of each run: a number follows."""
 
 
 def main(folder: Path) -> None:
-    """Run the slice in `folder` on the tensors saved there, and save its outputs."""
+    """Run the slice in `folder` on each of the inputs saved there, and save its outputs."""
     model = msgspec.json.decode((folder / SLICE).read_bytes(), type=Slice)
-    outputs = DispatchingRuntime(threads=1).load(model, folder).run(load(folder / INPUTS))
-    save(folder / OUTPUTS, {output.name: outputs[output.name] for output in model.outputs})
+    loaded = DispatchingRuntime(threads=1).load(model, folder)
+    for inputs in sorted(folder.glob(f"{INPUTS}-*")):
+        outputs = loaded.run(load(inputs))
+        number = inputs.name.removeprefix(f"{INPUTS}-")
+        save(folder / f"{OUTPUTS}-{number}", {output.name: outputs[output.name] for output in model.outputs})
 
 
 def save(path: Path, tensors: Tensors) -> None:

@@ -8,7 +8,7 @@ of the partitioner, one at a time where that costs no long wait. Callers run thi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,23 +17,38 @@ from typing import Any, Protocol
 import msgspec
 from sqlalchemy import Select, select
 
+from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule, parse_answer_rule
 from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
+from edgesplit.release import boundary_codecs
+from edgesplit.release.manifest import TensorSpec
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
+from edgesplit_controller.model_registry.sample_sets import BlobSamples
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Measurement, Model
 from edgesplit_partitioner import Costs, PlanResult, describe, plan
 from edgesplit_partitioner.costs.build import build_costs, with_tier
 from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, with_measurements
+from edgesplit_partitioner.costs.model import TensorCost
 from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
-from edgesplit_partitioner.profiling.codecs import CodecMeasurements, measure_codecs, with_codecs
+from edgesplit_partitioner.planner.changed_answers import check_samples
+from edgesplit_partitioner.planner.planner import tensors_to_confirm
+from edgesplit_partitioner.profiling.codecs import (
+    AnswerChanges,
+    CodecMeasurements,
+    count_changes,
+    lossy_clips,
+    measure_codecs,
+    with_changes,
+    with_codecs,
+)
 from edgesplit_partitioner.profiling.layers import TensorMeasurements, measure_input, measure_layers, measure_samples
 from edgesplit_partitioner.profiling.machine_load import MachineLoad, is_quiet, measure_in_rounds
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
@@ -56,6 +71,8 @@ ASSUMED_LINK = "wifi"
 """Link that is assumed where neither the operator nor the device's claim names one."""
 MEASURED_SAMPLES = 16
 """Samples used by measurements."""
+CHOOSING_SAMPLES = MEASURED_SAMPLES
+"""Samples by which codecs are chosen, the oldest; all others confirm that few answers change."""
 OWN_CLASS = "generic-x86"
 """Device class whose predictions a costs file contains where no device was named."""
 FEW_SAMPLES = "lossy codecs need two samples at least, one to choose by and one to confirm by, not {}"
@@ -83,11 +100,19 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     offload: str = ""
     """A foreign server (`edgesplit.foreign_server`) that runs the remote halves; empty: the device's own offload
     server."""
+    answer: str = ""
+    """What an answer is, where `max_changed` limits the answers that change (`edgesplit.answers`); empty: the most
+    likely class of a classifier."""
 
     @property
     def lossy(self) -> bool:
-        """Whether some output error is allowed, so that lossy codecs are worth measuring."""
-        return bool(self.limits.get("max_loss", self.limits.get("max-loss")))
+        """Whether some loss is allowed, so that lossy codecs are worth measuring."""
+        return parse_limits(self.planner_limits()).allows_loss
+
+    @property
+    def max_changed(self) -> float:
+        """The share of answers that may change; 0 where no change is allowed by share."""
+        return parse_limits(self.planner_limits()).max_changed or 0.0
 
     @property
     def server(self) -> ForeignServer | None:
@@ -108,6 +133,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "partition": self.partition, "limits": self.limits, "codecs": list(self.codecs) if self.codecs else None,
             "objective": self.objective, "encrypt": self.encrypt, **({"offload": self.offload} if self.offload else {}),
+            **({"answer": self.answer} if self.answer else {}),
         }  # fmt: skip
 
 
@@ -148,6 +174,12 @@ class ModelMeasurer(Protocol):
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         """Costs of the lossy codecs, and their effect on the model's outputs."""
+        ...
+
+    def changes(
+        self, loaded: LoadedModel, samples: Sequence[Any], tensors: Mapping[str, TensorCost], rule: AnswerRule
+    ) -> AnswerChanges:
+        """The samples whose answer changes, for each lossy codec of these tensors."""
         ...
 
 
@@ -191,6 +223,12 @@ class LocalMeasurer:
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         """Every lossy codec on every tensor; the rest of the model runs again on the decoded tensor."""
         return measure_codecs(loaded.prepared, loaded.graph, spec=loaded.spec, samples=samples, labels=labels)
+
+    def changes(
+        self, loaded: LoadedModel, samples: Sequence[Any], tensors: Mapping[str, TensorCost], rule: AnswerRule
+    ) -> AnswerChanges:
+        """The rest of the model runs again on each sample as each codec decodes it."""
+        return count_changes(loaded.prepared, loaded.graph, tensors, rule, spec=loaded.spec, samples=samples)
 
 
 class MeasuringInTurn:
@@ -236,6 +274,13 @@ class MeasuringInTurn:
         """Costs of the lossy codecs."""
         with self._turn(f"measuring what lossy codecs do to the answers, on {len(samples)} samples") as measurer:
             return measurer.codecs(loaded, samples, labels)
+
+    def changes(
+        self, loaded: LoadedModel, samples: Sequence[Any], tensors: Mapping[str, TensorCost], rule: AnswerRule
+    ) -> AnswerChanges:
+        """Changed answers."""
+        with self._turn(f"counting answers that lossy codecs change, on {len(samples)} samples") as measurer:
+            return measurer.changes(loaded, samples, tensors, rule)
 
 
 TimesAtWork = Callable[[Model, str], FieldMeasurements | None]
@@ -285,6 +330,15 @@ def better_measurement(stored: StoredLayers | None, fresh: StoredLayers) -> Stor
     if stored.load is not None and stored.load.is_busy and fresh.total_s < stored.total_s:
         return msgspec.structs.replace(fresh, attempts=stored.attempts + 1)
     return msgspec.structs.replace(stored, attempts=stored.attempts + 1)
+
+
+class StoredChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Changed answers as stored, of the tensors that plans asked for so far."""
+
+    rule: AnswerRule
+    measured: AnswerChanges
+    clips: dict[str, dict[str, float]]
+    """The codecs that were compared, with their clips, by tensor."""
 
 
 class SliceFactors(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,6 +440,7 @@ class PlanningService:
         gateway = None if options.server else gateway
         tiers = {EDGE: gateway.device_class} if gateway else {}
         links = links_through(link, gateway)
+        self._check_confirming_samples(model, options)
         costs = self.costs(model, device_class, lossy=options.lossy, tiers=tiers, at_work=measured is None)
         costs, options = self._effective(model, costs, links, options, measured)
         report_step(f"planning for {device_class}")
@@ -402,6 +457,7 @@ class PlanningService:
             limits = adapt_limits(options.planner_limits(), costs)
             options = msgspec.structs.replace(options, partition="auto", limits=limits)
         costs = with_measurements(costs, measured) if measured else costs
+        costs = self._with_confirmed_codecs(model, costs, links, options)
         if measured is not None and measured.remote:
             check_keep_first(costs, parse_limits(options.planner_limits()))
             return costs, options  # measured at work is measured whole
@@ -410,12 +466,59 @@ class PlanningService:
     def describe(self, model: Model, device_class: str, link_text: str, options: PlanOptions) -> dict[str, Any]:
         """The plan for a class and a link as JSON for people: candidates, ranges, certificate of optimality."""
         link = parse_link(link_text or ASSUMED_LINK)
+        self._check_confirming_samples(model, options)
         costs, options = self._effective(
             model, self.costs(model, device_class, lossy=options.lossy), links_through(link), options
         )
         return describe(
             costs, link, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs
         )
+
+    def _check_confirming_samples(self, model: Model, options: PlanOptions) -> None:
+        """UsageError where the model has too few samples to confirm the share of answers that may change."""
+        if options.max_changed:
+            confirming = max(self._registry.sample_count(model) - CHOOSING_SAMPLES, 0)
+            check_samples(confirming, CHOOSING_SAMPLES, options.max_changed)
+
+    def _with_confirmed_codecs(
+        self, model: Model, costs: Costs, links: Mapping[str, Link], options: PlanOptions
+    ) -> Costs:
+        """The costs with the answers that codecs change on the tensors that the plan would send by them; the same costs
+        without a limit on changed answers."""
+        if not options.max_changed:
+            return costs
+        limits = options.planner_limits()
+        tensors = tensors_to_confirm(costs, links, objective=options.objective, limits=limits, codecs=options.codecs)
+        return self.with_changed_answers(model, costs, tensors, options)
+
+    def with_changed_answers(self, model: Model, costs: Costs, tensors: Iterable[str], options: PlanOptions) -> Costs:
+        """The model's costs with the answers that lossy codecs change on these tensors, on all samples but those that
+        choose codecs; counted first where they were not yet. UsageError where these are too few for
+        `options.max_changed`, or where it must be said what an answer is."""
+        self._check_confirming_samples(model, options)
+        loaded = self._registry.load(model)
+        rule = answer_rule_of(options.answer, loaded.prepared.outputs)
+        by_tensor = {name: cost for name, cost in costs.tensors.items() if name in set(tensors)}
+        clips = {name: lossy_clips(cost) for name, cost in by_tensor.items()}
+        count = self._registry.sample_count(model) - CHOOSING_SAMPLES
+        stored = self._stored_changes(model)
+        if stored is None or stored.rule != rule or stored.measured.count != count:
+            stored = StoredChanges(rule=rule, measured=AnswerChanges(count=count), clips={})
+        missing = {name: cost for name, cost in by_tensor.items() if stored.clips.get(name) != clips[name]}
+        if missing:
+            samples = BlobSamples(self._registry.blobs, self._registry.sample_entries(model)[CHOOSING_SAMPLES:])
+            fresh = self._measure.changes(loaded, samples, missing, rule)
+            stored = StoredChanges(
+                rule=rule, measured=AnswerChanges(tensors={**stored.measured.tensors, **fresh.tensors}, count=count),
+                clips={**stored.clips, **{name: clips[name] for name in missing}},
+            )  # fmt: skip
+            self._store(model, "changes", msgspec.to_builtins(stored))
+        changed = with_changes(by_tensor, stored.measured)
+        return costs.with_tensors(lambda name, cost: changed.get(name, cost))
+
+    def _stored_changes(self, model: Model) -> StoredChanges | None:
+        stored = self._stored(model, "changes")
+        return None if stored is None else msgspec.convert(stored, StoredChanges)
 
     def _with_whole_slices(self, model: Model, costs: Costs, links: Mapping[str, Link], options: PlanOptions) -> Costs:
         """The costs with this machine's seconds corrected by whole slices of the plan. If that changes the plan, slices
@@ -517,7 +620,8 @@ class PlanningService:
         count = len(self._registry.samples(model, MEASURED_SAMPLES))
         labels = self._registry.labels(model, MEASURED_SAMPLES)
         stored = None if anew else self._stored(model, "codecs")
-        if stored is not None and stored["labels"] == labels:
+        known = list(boundary_codecs.LOSSY)
+        if stored is not None and stored["labels"] == labels and stored.get("known") == known:
             return msgspec.convert(stored["codecs"], CodecMeasurements)
         if not wanted:
             return CodecMeasurements()
@@ -525,7 +629,7 @@ class PlanningService:
             raise UsageError(f"{model.ref}: {FEW_SAMPLES.format(count)}; add some by `edgectl profile --samples`")
         samples = self._registry.samples(model, MEASURED_SAMPLES)
         measured = self._measure.codecs(self._registry.load(model), samples, labels)
-        self._store(model, "codecs", {"codecs": msgspec.to_builtins(measured), "labels": labels})
+        self._store(model, "codecs", {"codecs": msgspec.to_builtins(measured), "labels": labels, "known": known})
         return measured
 
     def _stored(self, model: Model, kind: str) -> Mapping[str, Any] | None:
@@ -547,6 +651,19 @@ def measured_basis(load: MachineLoad | None) -> str:
     """Text for `Costs.basis` of seconds that were measured on this machine."""
     busy = load is not None and load.is_busy
     return "measured: on this machine" + (f", which was busy ({load}): measured again when it is quiet" if busy else "")
+
+
+def answer_rule_of(text: str, outputs: Sequence[TensorSpec]) -> AnswerRule:
+    """What an answer of a model with these outputs is: as the text says, or the class of a classifier. UsageError where
+    neither says it."""
+    rule = parse_answer_rule(text, outputs) if text else infer_answer_rule(outputs)
+    if rule is None:
+        named = ", ".join(spec.name for spec in outputs)
+        raise UsageError(
+            f"max_changed: when two answers differ must be said for the outputs {named}: give --answer class:OUTPUT,"
+            " boxes:LAYOUT[:THRESHOLD] or close:0.01; or limit the output error by --allow-loss"
+        )
+    return rule
 
 
 def _measurement(model: Model, kind: str) -> Select[Measurement]:

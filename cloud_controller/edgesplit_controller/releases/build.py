@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -27,12 +27,11 @@ from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Plan
 from edgesplit.release.agent_release import is_agent_release
 from edgesplit.release.fingerprint import decode_fingerprint, encode_fingerprint, fingerprint_file
+from edgesplit.release.lineage import Lineage
 from edgesplit.release.manifest import (
-    GoldenExample,
     Manifest,
     Slice,
     TensorSpec,
-    chunk_of,
     decode_manifest,
     encode_manifest,
     release_digest,
@@ -42,7 +41,7 @@ from edgesplit.release_store import stored_releases, write_release
 from edgesplit.trust.verification import PLANNER
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.job_progress import report_step
-from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
+from edgesplit_controller.model_registry.golden import MOST_JUDGED, GoldenPair, golden_pairs, judged_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
@@ -85,12 +84,14 @@ class ReleaseBuilder:
     def prepare(
         self, model: Model, links: Mapping[str, Link], options: PlanOptions, *, recut: bool = False,
         gateways: Mapping[str, GatewayHop] | None = None, measured: Mapping[str, FieldMeasurements] | None = None,
+        judged: Collection[str] = (),
     ) -> tuple[str, Manifest]:  # fmt: skip
         """Digest and manifest of a release of `model`, to be signed; with `recut` as another cut of the model's newest
         release, to be signed by the planner.
 
-        `links` maps each device class to the first link it is planned for; `gateways` to the gateway at the end of that
-        link; `measured` to times measured in use. All chunks that a device or the offload server may request are
+        `links` maps each device class to the first link it is planned for; `gateways` to the gateway at the end of
+        that link; `measured` to times measured in use. Golden inputs say what the answers should be for the gates of a
+        rollout in `judged` (`accuracy`, `agreement`). All chunks that a device or the offload server may request are
         stored, but the release is not published yet. UsageError if there is no release to recut.
         """
         base = self._newest_base(model) if recut else None
@@ -98,6 +99,11 @@ class ReleaseBuilder:
             raise UsageError(
                 f"{model.ref} was never released, and the first release of a model needs the release key: "
                 + ("deploy it once without --recut" if self._repository.signs_releases else RELEASE_KEY_ELSEWHERE)
+            )
+        if base is not None and not can_judge(base[1], judged):
+            raise UsageError(
+                f"release {base[0][:12]} has no labelled golden inputs, by which accuracy or agreement could be judged,"
+                " and a recut cannot add any: that needs the release key"
             )
         loaded = self._registry.load(model)
         planned = {
@@ -125,7 +131,10 @@ class ReleaseBuilder:
             device_class: release_plan(table, cut, layer_s[device_class]) for device_class, table in tables.items()
         }
         report_step("running the whole model on golden inputs")
-        pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
+        if judged:
+            pairs = self._judged_pairs(model, loaded, judged)
+        else:
+            pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
         # Fingerprint: digests of the model's weights by which devices check a recut against its base (`check_recut`).
@@ -144,6 +153,21 @@ class ReleaseBuilder:
             self._blobs.put(fingerprint)
         manifest = self._with_known_date(model, made)
         return self._store(model, manifest, contents, pairs), manifest
+
+    def _judged_pairs(self, model: Model, loaded: LoadedModel, judged: Collection[str]) -> list[GoldenPair]:
+        """Golden pairs that say what the answers should be: by label, and by the base of a variant. UsageError where a
+        gate would have nothing to judge by."""
+        samples = self._registry.spread_samples(model, MOST_JUDGED)
+        if "accuracy" in judged and not any(label is not None for _, label in samples):
+            raise UsageError(
+                f"a gate of accuracy needs labelled samples, and {model.ref} has none: `edgectl profile {model.name}"
+                " --samples FOLDER` stores them"
+            )
+        base: LoadedModel | None = None
+        if "agreement" in judged:
+            lineage = model.lineage
+            base = loaded if lineage is None else self._registry.load(self._registry.get(lineage["base"]))
+        return judged_pairs(loaded, samples, model.name, base)
 
     def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
         """Digest and manifest of the model's newest release that was signed with the release key; None if there is
@@ -392,6 +416,13 @@ def signature_view(manifest: Manifest) -> dict[str, str]:
     return {"signed_by": PLANNER, "recut_of": manifest.recut_of}
 
 
+def can_judge(manifest: Manifest, judged: Collection[str]) -> bool:
+    """Whether the golden inputs of a release say what these gates of a rollout (`accuracy`, `agreement`) judge by."""
+    return ("accuracy" not in judged or any(isinstance(golden.label, int) for golden in manifest.golden)) and (
+        "agreement" not in judged or any(isinstance(golden.answer, int) for golden in manifest.golden)
+    )
+
+
 def blobs_of(manifest: Manifest) -> Iterator[str]:
     """Digests of the blobs that a release needs besides its manifest."""
     yield from manifest.chunk_list()
@@ -442,7 +473,8 @@ def make_manifest(
         inputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.inputs),
         outputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.outputs),
         slices=tuple(cut_slice.slice for cut_slice in cut), plans=dict(plans),
-        golden=tuple(_golden(pair) for pair in pairs),
+        golden=tuple(pair.to_example() for pair in pairs),
+        lineage=msgspec.UNSET if model.lineage is None else msgspec.convert(model.lineage, Lineage),
     )  # fmt: skip
 
 
@@ -454,7 +486,3 @@ def iso_time(seconds: float) -> str:
 def _spec(graph: LayerGraph, name: str) -> TensorSpec:
     tensor = graph.tensors[name]
     return TensorSpec(name=name, datatype=tensor.datatype, shape=tensor.shape)
-
-
-def _golden(pair: GoldenPair) -> GoldenExample:
-    return GoldenExample(request=chunk_of(pair.request), response=chunk_of(pair.response))

@@ -9,6 +9,7 @@ release.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,7 @@ from edgesplit.crypto.slice_encryption import (
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release.manifest import (
     EncryptionInfo,
-    GoldenExample,
     Manifest,
-    chunk_of,
     device_slices,
     gateway_slices,
     remote_slices,
@@ -53,14 +52,17 @@ class ContentKeys:
         by_name = {piece.slice.name: piece.slice for piece in sealed}
         bodies = [body for pair in pairs for body in (pair.request, pair.response)]
         golden_seal, bodies = encrypt_golden(bodies, self._secret)
-        pairs = [GoldenPair(*bodies[at : at + 2]) for at in range(0, len(bodies), 2)]
+        pairs = [
+            replace(pair, request=request, response=response)
+            for pair, request, response in zip(pairs, bodies[::2], bodies[1::2], strict=True)
+        ]
         encrypted = msgspec.structs.replace(
             manifest,
             slices=tuple(by_name[piece.name] for piece in manifest.slices),
             compiled=tuple(
                 msgspec.structs.replace(piece, slice=by_name[piece.slice.name]) for piece in manifest.compiled
             ),
-            golden=tuple(GoldenExample(chunk_of(pair.request), chunk_of(pair.response), golden_seal) for pair in pairs),
+            golden=tuple(pair.to_example(golden_seal) for pair in pairs),
         )
         return encrypted, sealed, pairs
 

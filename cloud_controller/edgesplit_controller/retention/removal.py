@@ -17,7 +17,7 @@ from edgesplit_controller.model_registry.registry import MODELS
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.retention.references import bases_of_recuts, find_uses
 from edgesplit_controller.storage.database import Database, record_event
-from edgesplit_controller.storage.tables.core import Measurement, Model, ReleaseRow, Sample
+from edgesplit_controller.storage.tables.core import Measurement, Model, ReleaseRow, Sample, SampleSetRow
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow, ModelBucketRow
 from edgesplit_controller.storage.tables.replan import PolicyRow, ProposalRow
 from edgesplit_controller.storage.tables.retention import RemovedModelRow
@@ -36,7 +36,10 @@ class Removal:
 
     def remove_model(self, reference: str) -> dict[str, Any]:
         """Remove every version of a model, or the one named by `name@version`, with samples, measurements, proposals
-        and releases. Conflict if one of the releases is in use; then nothing is removed."""
+        and releases. Conflict if one of the releases is in use; then nothing is removed.
+
+        Versions that stand in for one of these stay (`variants`): they need nothing of it, and their lineage still
+        names what it was, because no number is used twice."""
         wanted = ModelRef.parse(reference)
         if wanted.name == AGENT_MODEL:
             raise UsageError(
@@ -48,8 +51,14 @@ class Removal:
             _refuse_used(session, f"model {wanted}", releases)
             for model in models:
                 delete_model(session, model, self._now(), "operator")
+            gone = {model.ref for model in models}
+            stay = [
+                row.ref
+                for row in session.scalars(select(Model).where(MODELS).order_by(Model.name, Model.version))
+                if row.lineage and row.lineage["base"] in gone
+            ]
         self._releases.forget(releases)
-        return {"models": [model.ref for model in models], "releases": releases}
+        return {"models": [model.ref for model in models], "releases": releases, "variants": stay}
 
     def remove_release(self, prefix: str) -> dict[str, Any]:
         """Remove the release whose digest begins with `prefix`, with the releases that are other cuts of it. Conflict
@@ -84,7 +93,7 @@ def delete_model(session: Session, model: Model, now: float, who: str) -> None:
     ref = model.ref
     for digest in _releases_of(session, [model]):
         delete_release(session, digest, ref, now, who)
-    for table in (Sample, Measurement):
+    for table in (SampleSetRow, Sample, Measurement):
         _execute(session, delete(table).where(table.model_id == model.id))
     removed = session.get(RemovedModelRow, model.name)
     session.merge(RemovedModelRow(name=model.name, version=max(model.version, removed.version if removed else 0)))

@@ -1,16 +1,19 @@
 """Health gates of a release: bounds, the evidence from a device, and the verdict (pure functions).
 
     p95<150ms   errors<1%   fallbacks<10%   memory<400MB   celsius<80   joules<0.5   drift<1%
+    accuracy>97%   agreement>99%
 
-Golden pairs are a gate that always applies. Rates and times are judged once enough requests were answered; a rate that
-is certain to exceed its bound, however many good answers follow, fails at once. When the time for judging is over, the
-evidence so far decides, and a gate without evidence passes on that device and is reported (`Verdict.unjudged`). A stage
-in which no device could judge a gate is stopped by the rollout.
+Golden pairs are a gate that always applies. Accuracy and agreement are shares of golden inputs whose answer is known:
+by a label, or as the base of a variant (of other models, the whole model) gives it. Rates and times are judged once
+enough requests were answered; a rate that is certain to exceed its bound, however many good answers follow, fails at
+once. When the time for judging is over, the evidence so far decides, and a gate without evidence passes on that device
+and is reported (`Verdict.unjudged`). A stage in which no device could judge a gate is stopped by the rollout.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
@@ -20,19 +23,24 @@ import msgspec
 from edgesplit.errors import UsageError
 from edgesplit.quantities import ABOVE_ZERO, DURATION, ENERGY, PERCENTAGE, SIZE, Quantity
 
-Subject = Literal["p95", "errors", "fallbacks", "memory", "celsius", "joules", "drift"]
+Subject = Literal["p95", "errors", "fallbacks", "memory", "celsius", "joules", "drift", "accuracy", "agreement"]
 MOST_GATES = 16
+MOST_SHARE = 0.9999
+"""Largest bound of a gate of answers: what must exceed all of them cannot be kept."""
 GOLDEN = "golden"
 QUANTITIES: Mapping[Subject, Quantity] = {
     "p95": DURATION, "errors": PERCENTAGE, "fallbacks": PERCENTAGE, "memory": replace(SIZE, synonyms={}),
     "celsius": Quantity("temperature", {"C": 1.0}, "80 or 80C", {"": 1.0}),
-    "joules": replace(ENERGY, synonyms={"": 1.0}), "drift": PERCENTAGE,
+    "joules": replace(ENERGY, synonyms={"": 1.0}), "drift": PERCENTAGE, "accuracy": PERCENTAGE, "agreement": PERCENTAGE,
 }  # fmt: skip
 """The quantity that each subject is bounded by. A size needs its unit: memory<400 is more likely 400 MB than bytes."""
 EXAMPLES: Mapping[Subject, str] = {
     "p95": "p95<150ms", "errors": "errors<1%", "fallbacks": "fallbacks<10%", "memory": "memory<400MB",
     "celsius": "celsius<80", "joules": "joules<0.5", "drift": "drift<1%",
+    "accuracy": "accuracy>97%", "agreement": "agreement>99%",
 }  # fmt: skip
+OF_ANSWERS: frozenset[Subject] = frozenset({"accuracy", "agreement"})
+"""Gates that a share of golden answers must exceed: what is compared is the share that is missing from all."""
 NEED_REQUESTS: frozenset[Subject] = frozenset({"p95", "errors", "fallbacks", "joules"})
 """Gates that need a number of requests as evidence."""
 
@@ -42,7 +50,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     subject: Subject
     below: float
-    """In seconds, bytes, degrees Celsius or joules, or a ratio."""
+    """In seconds, bytes, degrees Celsius or joules, or a ratio; for `OF_ANSWERS` the share that may be missing."""
     text: str
     """The gate as the operator wrote it."""
 
@@ -76,6 +84,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Energy per answer."""
     drift: float | None = None
     """Largest relative difference of outputs from those of the previous release, over the golden inputs."""
+    inaccuracy: float | None = None
+    """Share of wrong answers to golden inputs whose class is known."""
+    disagreement: float | None = None
+    """Share of answers to golden inputs that differ from those of the model that it stands in for."""
     golden_ok: bool | None = None
     """Whether the golden inputs gave the expected outputs."""
     active_s: float | None = None
@@ -96,16 +108,19 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def parse_gate(text: str) -> Gate:
     """Parse one gate; UsageError names the part that is not understood."""
-    match = re.fullmatch(r"\s*([a-z0-9]+)\s*(<?)(.*)", text.lower(), re.DOTALL)
+    match = re.fullmatch(r"\s*([a-z0-9]+)\s*([<>]?)(.*)", text.lower(), re.DOTALL)
     known = [gate_subject for gate_subject in get_args(Subject) if match and gate_subject == match[1]]
     if not match or not known:
         raise UsageError(f"gate {text[:60]!r}: not one of {', '.join(get_args(Subject))}, as in p95<150ms")
     gate_subject: Subject = known[0]
     try:
-        below = QUANTITIES[gate_subject].parse(match[3] if match[2] else "", least=ABOVE_ZERO)
+        is_share = gate_subject in OF_ANSWERS
+        most = MOST_SHARE if is_share else sys.float_info.max
+        is_written = match[2] == (">" if is_share else "<")
+        value = QUANTITIES[gate_subject].parse(match[3] if is_written else "", least=ABOVE_ZERO, most=most)
     except UsageError as error:
         raise UsageError(f"gate {text[:60]!r}: write it as in {EXAMPLES[gate_subject]}; {error}") from error
-    return Gate(gate_subject, below, "".join(text.split()))
+    return Gate(gate_subject, 1.0 - value if is_share else value, "".join(text.split()))
 
 
 def parse_gates(texts: Sequence[str], *, requests: int = 50, seconds: float = 600.0) -> Gates:
@@ -117,6 +132,11 @@ def parse_gates(texts: Sequence[str], *, requests: int = 50, seconds: float = 60
     if twice := sorted({subject for subject in subjects if subjects.count(subject) > 1}):
         raise UsageError(f"two gates for {', '.join(twice)}: give one")
     return Gates(gates, requests, seconds)
+
+
+def gates_of_answers(gates: Gates) -> frozenset[Subject]:
+    """The gates that need golden inputs that say what the answer should be."""
+    return OF_ANSWERS.intersection(gate.subject for gate in gates.gates)
 
 
 def judge(gates: Gates, evidence: Evidence) -> Verdict:
@@ -148,6 +168,8 @@ def format_value(gate: Gate, value: float | None) -> str:
         return "unknown"
     match = re.search(r"[a-z%]*$", gate.text, re.IGNORECASE)
     unit = match[0] if match else ""
+    if gate.subject in OF_ANSWERS:
+        value = 1.0 - value
     figure = value / QUANTITIES[gate.subject].factors.get(unit.lower(), 1.0)
     if unit == "%":
         return f"{figure:.3g} %"
@@ -195,6 +217,7 @@ def _measured_value(subject: Subject, evidence: Evidence) -> float | None:
         return None
     known: Mapping[str, float | None] = {
         "p95": evidence.latency_p95_s, "memory": evidence.memory_bytes, "celsius": evidence.celsius,
-        "joules": evidence.joules, "drift": evidence.drift,
+        "joules": evidence.joules, "drift": evidence.drift, "accuracy": evidence.inaccuracy,
+        "agreement": evidence.disagreement,
     }  # fmt: skip
     return known[subject]

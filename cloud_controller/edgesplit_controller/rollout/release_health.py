@@ -85,8 +85,17 @@ def evidence_from_health(model: str, health: Mapping[str, Any]) -> Evidence:
         failed=int(health.get("failed", 0)), fallbacks=int(health.get("fallbacks", 0)),
         latency_p95_s=health.get("latency_p95_s"), memory_bytes=health.get("memory_bytes"),
         celsius=health.get("celsius"), joules=health.get("joules"), drift=health.get("drift"),
-        golden_ok=health.get("golden_ok"), active_s=float(health.get("active_s", 0.0)),
+        golden_ok=health.get("golden_ok"),
+        inaccuracy=_missing_share(health, "golden_right", "golden_labelled"),
+        disagreement=_missing_share(health, "golden_agreeing", "golden_compared"),
+        active_s=float(health.get("active_s", 0.0)),
     )  # fmt: skip
+
+
+def _missing_share(health: Mapping[str, Any], part: str, whole: str) -> float | None:
+    """The share of a count that is not in its part; None where nothing was counted."""
+    count = int(health.get(whole, 0))
+    return 1.0 - int(health.get(part, 0)) / count if count else None
 
 
 def _golden_failed(row: RunningRow) -> bool:

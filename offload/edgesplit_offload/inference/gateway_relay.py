@@ -157,7 +157,7 @@ class NextTier:
         if not self._is_allowed():
             return OffloadFailure("open", "its circuit breaker is open")
         body = pool.encode_offload_request(
-            far.name, request.id, boundary_codecs.encode_tensors(sends, far.row.codecs), far.outputs,
+            far.name, request.id, boundary_codecs.encode_tensors(sends, far.row.codecs, far.row.clips), far.outputs,
             left_s=wait_s, coding="zstd" if far.row.compress else "",
         )  # fmt: skip
         with request.timeline.phase(NEXT_TIER):

@@ -1,5 +1,5 @@
-"""Adaptation of costs to a third-party inference server as offload target: it decodes no pictures, and at most undoes
-gzip.
+"""Adaptation of costs to a third-party inference server as offload target: it decodes no pictures and no packed
+codecs, and at most undoes gzip.
 
 The input layer therefore stays on the device, and the tensor behind it is the largest part that can be offloaded.
 Triton undoes gzip; other servers are not known to undo any compression. Costs of gzip are estimated from zstd's
@@ -18,7 +18,7 @@ import msgspec
 from edgesplit.errors import ModelRefused
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import INPUT_LAYER
-from edgesplit.release.boundary_codecs import ZSTD_SUFFIX
+from edgesplit.release.boundary_codecs import PACKED, ZSTD_SUFFIX, split_codec_name
 from edgesplit.release.manifest import SliceFormat
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost
 
@@ -54,6 +54,8 @@ def adapt_limits(limits: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
 
 
 def _adapt_tensor(tensor: TensorCost, server: ForeignServer) -> TensorCost:
+    decodable = {name: codec for name, codec in tensor.codecs.items() if split_codec_name(name)[0] not in PACKED}
+    tensor = msgspec.structs.replace(tensor, codecs=decodable)
     if not server.accepts_gzip:
         uncompressed = {name: codec for name, codec in tensor.codecs.items() if not name.endswith(ZSTD_SUFFIX)}
         return msgspec.structs.replace(tensor, codecs=uncompressed)

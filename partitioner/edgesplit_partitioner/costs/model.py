@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from edgesplit.errors import UsageError
+from edgesplit.release import boundary_codecs
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ RAW: Final = "raw"
 ZSTD: Final = "raw+zstd"
 LOSSLESS: Final = (RAW, ZSTD)
 """Codecs that change no value."""
-LOSSY: Final = ("fp16", "fp16+zstd", "int8", "int8+zstd")
+LOSSY: Final = tuple(name + suffix for name in boundary_codecs.LOSSY for suffix in ("", boundary_codecs.ZSTD_SUFFIX))
 """Codecs that lose precision, raw or within a compressed request."""
 CODECS: Final = (*LOSSLESS, *LOSSY)
 MAX_VALUE: Final = 1e9
@@ -36,6 +37,17 @@ TYPO_SIMILARITY: Final = 0.9
 is a codec of the file's own."""
 MAX_BYTES: Final = 2**53
 """Largest size in bytes: integers up to here add up exactly in floats."""
+
+
+class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many samples' answers a codec changes, alone on its tensor."""
+
+    chosen: int = 0
+    """Of the samples by which codecs are chosen."""
+    choosing_samples: int = 0
+    confirmed: int = 0
+    """Of the samples that chose nothing."""
+    confirming_samples: int = 0
 
 
 class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +63,10 @@ class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
     """End-to-end output error that this codec alone causes; 0 is lossless."""
     confirmed_loss: float | None = None
     """That error on samples that were not used to choose the codec; None where it was not measured."""
+    clip: float = 1.0
+    """Share of a tensor's own range that `int4` divides into levels."""
+    changes: ChangeCounts | None = None
+    """The answers that this codec alone changes; None where they were not compared."""
 
 
 class TensorCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,6 +309,13 @@ def _check_tensor(costs: Costs, name: str, tensor: TensorCost) -> None:
                 _check_number(f"{where}: {what} on {tier!r}", value)
         _check_number(f"{where}: loss", cost.loss)
         _check_number(f"{where}: confirmed_loss", cost.confirmed_loss or 0.0)
+        if not 0 < cost.clip <= 1:
+            raise UsageError(f"costs: {where}: clip is {cost.clip}; it must be above 0 and at most 1")
+        changes = cost.changes or ChangeCounts()
+        if not (
+            0 <= changes.chosen <= changes.choosing_samples and 0 <= changes.confirmed <= changes.confirming_samples
+        ):
+            raise UsageError(f"costs: {where}: changes must count no more answers than samples, and none below 0")
 
 
 def _check_tiers(costs: Costs, where: str, named: Iterable[str]) -> None:

@@ -47,7 +47,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     deadline_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """At most so many seconds from the first input byte to the last answer, on the planned link."""
     max_loss: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """At most so much output error: the losses of all codecs used add up. Without it only lossless codecs are used."""
+    """At most so much output error: the losses of all codecs used add up. Without this or `max_changed` only lossless
+    codecs are used."""
+    max_changed: Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
+    """At most this share of answers changes, as bounded on samples that chose nothing (`planner.changed_answers`). One
+    tensor of a row may be lossy: what several do together was not measured."""
 
     def as_text(self) -> dict[str, str]:
         """The limits that were set, by name, as a plan's table contains them."""
@@ -57,8 +61,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def needs_search(self) -> bool:
         """Whether there is a limit that a minimum cut alone cannot keep."""
-        sums = (self.memory_bytes, self.energy_joules, self.deadline_s, self.max_loss)
+        sums = (self.memory_bytes, self.energy_joules, self.deadline_s, self.max_loss, self.max_changed)
         return any(most is not None for most in sums)
+
+    @property
+    def allows_loss(self) -> bool:
+        """Whether lossy codecs may be used."""
+        return bool(self.max_loss or self.max_changed)
 
     @property
     def forced(self) -> bool:

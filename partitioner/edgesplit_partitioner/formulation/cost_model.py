@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from edgesplit.release import boundary_codecs
 from edgesplit.release.boundary_codecs import ZSTD_SUFFIX
 from edgesplit_partitioner.arrays import Floats, Ints, Mask
 from edgesplit_partitioner.costs.model import RAW, ZSTD, CodecCost, Costs, TensorCost
@@ -27,6 +28,7 @@ class TransferOption:
     encode_s: float
     decode_s: float
     loss: float
+    is_lossy: bool = False
 
     def is_no_worse_than(self, other: TransferOption) -> bool:
         """Whether none of its costs is above the other's."""
@@ -35,6 +37,7 @@ class TransferOption:
             and self.encode_s <= other.encode_s
             and self.decode_s <= other.decode_s
             and self.loss <= other.loss
+            and self.is_lossy <= other.is_lossy
         )
 
 
@@ -226,7 +229,8 @@ class CostModel:
             cost = measured_cost(tensor, codec, compress)
             if cost is not None and (lossy or cost.loss <= 0):
                 times = cost.encode_s.get(lower, 0.0), cost.decode_s.get(upper, 0.0)
-                options.append(TransferOption(codec, cost.bytes, *times, cost.loss))
+                is_lossy = cost.loss > 0 or codec in boundary_codecs.LOSSY
+                options.append(TransferOption(codec, cost.bytes, *times, cost.loss, is_lossy))
             elif codec == RAW:
                 options.append(TransferOption(RAW, tensor.bytes, 0.0, 0.0, 0.0))
         return _undominated(options or [TransferOption(RAW, tensor.bytes, 0.0, 0.0, 0.0)])

@@ -44,6 +44,8 @@ class CostTerm:
     """Once, where any layer runs beyond the link."""
     loss: float = 0.0
     """Per unit of a codec's loss."""
+    lossy: float = 0.0
+    """Per crossing by a lossy codec."""
 
     @classmethod
     def zero(cls, model: CostModel) -> CostTerm:
@@ -64,7 +66,7 @@ class CostTerm:
             + self.encode[link] * option.encode_s
             + self.decode[link] * option.decode_s
         )
-        return float(spent) + self.loss * option.loss
+        return float(spent) + self.loss * option.loss + self.lossy * option.is_lossy
 
     def of_placement(self, model: CostModel, placement: Placement) -> float:
         """The price of everything that a placement uses."""
@@ -150,6 +152,11 @@ def sent_bytes(model: CostModel) -> CostTerm:
 def codec_loss(model: CostModel) -> CostTerm:
     """The sum of the codecs' losses: each tensor's at each link that it crosses."""
     return replace(CostTerm.zero(model), loss=1.0)
+
+
+def lossy_crossings(model: CostModel) -> CostTerm:
+    """The number of crossings by a lossy codec."""
+    return replace(CostTerm.zero(model), lossy=1.0)
 
 
 def distance(model: CostModel) -> CostTerm:

@@ -63,10 +63,10 @@ def to_row(model: CostModel, solution: Solution) -> Row:
     on_device = solution.tier_of == 0
     here, there = _layer_names(model, on_device), _layer_names(model, ~on_device)
     costs = cost_row(model, solution)
-    sends, receives, codecs = _crossing_names(model, solution, 0)
+    sends, receives, codecs, clips = _crossing_names(model, solution, 0)
     hops = []
     for link, hop in enumerate(costs.hops, 1):
-        names = dict(zip(("sends", "receives", "codecs"), _crossing_names(model, solution, link), strict=True))
+        names = dict(zip(("sends", "receives", "codecs", "clips"), _crossing_names(model, solution, link), strict=True))
         hops.append(msgspec.structs.replace(hop, remote=_layer_names(model, solution.tier_of > link), **names))
     return msgspec.structs.replace(
         costs,
@@ -78,6 +78,7 @@ def to_row(model: CostModel, solution: Solution) -> Row:
         sends=sends,
         receives=receives,
         codecs=codecs,
+        clips=clips,
         hops=tuple(hops),
     )
 
@@ -107,14 +108,17 @@ def _hop(model: CostModel, solution: Solution, link: int, transfers: TransferCos
 
 def _crossing_names(
     model: CostModel, solution: Solution, link: int
-) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
-    """Tensors that go up a link, outputs that come down it, and the codecs of those that do not go raw."""
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str], dict[str, float]]:
+    """Tensors that go up a link, outputs that come down it, the codecs of those that do not go raw, and the clips of
+    those that have one."""
     sent, returned = model.crossing(solution.tier_of <= link)
     sends = tuple(model.tensor_names[tensor] for tensor in np.flatnonzero(sent))
     receives = tuple(model.tensor_names[tensor] for tensor in np.flatnonzero(returned))
     name = model.link_name(link)
     codecs = {tensor: solution.codec_of[tensor, name] for tensor in sends if (tensor, name) in solution.codec_of}
-    return sends, receives, codecs
+    costs = {tensor: measured_cost(model.tensors[tensor], codec, solution.compress) for tensor, codec in codecs.items()}
+    clips = {tensor: cost.clip for tensor, cost in costs.items() if cost is not None and cost.clip < 1}
+    return sends, receives, codecs, clips
 
 
 def _transfers_of(model: CostModel, solution: Solution) -> tuple[TransferCosts, ...]:

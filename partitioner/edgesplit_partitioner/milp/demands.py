@@ -108,3 +108,7 @@ def _sum_limits(model: CostModel, links: tuple[Link, ...], limits: Limits, power
     if limits.max_loss is not None:
         cap = Cap(cost_terms.codec_loss(model), limits.max_loss)
         yield Constraint(f"max_loss={limits.max_loss:g}", "max_loss", cap=cap)
+    if limits.max_changed is not None:
+        # Which codecs keep the share was decided before (`planner.changed_answers`), each codec measured alone.
+        cap = Cap(cost_terms.lossy_crossings(model), 1.0)
+        yield Constraint(f"max_changed={limits.max_changed:g}", "max_changed", cap=cap)

@@ -142,7 +142,8 @@ class MilpProblem:
 
     @cached_property
     def _solver(self) -> ExactSolver:
-        return ExactSolver(self.model, self.limits.max_loss is not None, self.stop)
+        lossy = self.limits.max_loss is not None or self.limits.max_changed is not None
+        return ExactSolver(self.model, lossy, self.stop)
 
 
 def _sum_of(goal: Goal) -> CostTerm:

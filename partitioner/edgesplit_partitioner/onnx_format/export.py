@@ -47,6 +47,11 @@ def check_exportable(manifest: Manifest, row: Row) -> None:
         raise ModelRefused(f"row {row.name!r} has no remote half: the device runs all of it")
     if unknown := set(row.codecs.values()) - set(boundary_codecs.CODECS):
         raise ModelRefused(f"row {row.name!r} needs codecs {sorted(unknown)}, which are not known here")
+    if packed := set(row.codecs.values()) & set(boundary_codecs.PACKED):
+        raise ModelRefused(
+            f"row {row.name!r} sends by {sorted(packed)[0]}, which no operator of ONNX decodes: `edgectl deploy …"
+            " --offload URL` plans without it"
+        )
     slice_of_format = {entry.format: entry.name for entry in manifest.slices if entry.name in row.remote}
     if "tflite" in slice_of_format:
         raise ModelRefused(
@@ -153,7 +158,7 @@ def _decoder_nodes(model: onnx.ModelProto, spec: TensorSpec, codec: str) -> list
     target_type = nodes.ELEMENT_TYPES[spec.datatype]
     if codec == boundary_codecs.FP16:
         return [onnx.helper.make_node("Cast", [tensor], [decoded], to=target_type)]
-    # int8: value = (quantised - zero point) * scale, computed in float32, as `boundary_codecs` does.
+    # int8, int6: value = (quantised - zero point) * scale, computed in float32, as `boundary_codecs` does.
     values, zero_point, shifted, scaled = (f"{decoded}:{step}" for step in ("values", "zero", "above", "scaled"))
     float32 = onnx.TensorProto.FLOAT
     return [

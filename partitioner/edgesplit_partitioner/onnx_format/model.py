@@ -86,19 +86,8 @@ def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> OnnxM
     `bindings` gives free dimensions their lengths, by name (`batch`) or by input and axis (`images:0`), and gives
     inputs that are a single integer (`sr`) a constant value.
     """
-    message, data = archive.unpack(raw) if archive.is_archive(raw) else (raw[:], {})
-    model = validate.read_model(message, data)
-    validate.drop_initializer_inputs(model)
-    if validate.has_foreign_operators(model):
-        # Before lengths are asked for: no length makes an operator known.
-        optimise.check_operators(model, data)
-    lengths = validate.bind_values(model.graph, bindings or {})
-    if len(lengths) < len(bindings or {}) and validate.has_branches(model.graph) and not data:
-        model = optimise.fold_constants(
-            model
-        )  # before lengths are settled: in the branch not taken they may make no sense
+    model, data = settled_model(raw, bindings)
     integer_inputs = [value.name for value in validate.integer_inputs(model.graph)]
-    validate.bind_shapes(model.graph, lengths)
     try:
         optimised, types, weights = optimise.optimise(model, data)
     except ModelRefused as refusal:
@@ -112,6 +101,26 @@ def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> OnnxM
         options = " ".join(f"--bind {name}={length}" for name, length in bindings.items())
         raise ModelRefused(f"with {options}: {refusal}{advice}") from refusal
     return _prepared(optimised, types, weights)
+
+
+def settled_model(
+    raw: Data, bindings: Mapping[str, int] | None = None
+) -> tuple[onnx.ModelProto, Mapping[str, memoryview]]:
+    """The checked model with the length of every dimension settled, not optimised, and its data files by name.
+    ModelRefused says what is wrong with it."""
+    message, data = archive.unpack(raw) if archive.is_archive(raw) else (raw[:], {})
+    model = validate.read_model(message, data)
+    validate.drop_initializer_inputs(model)
+    if validate.has_foreign_operators(model):
+        # Before lengths are asked for: no length makes an operator known.
+        optimise.check_operators(model, data)
+    lengths = validate.bind_values(model.graph, bindings or {})
+    if len(lengths) < len(bindings or {}) and validate.has_branches(model.graph) and not data:
+        model = optimise.fold_constants(
+            model
+        )  # before lengths are settled: in the branch not taken they may make no sense
+    validate.bind_shapes(model.graph, lengths)
+    return model, data
 
 
 def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType], weights: Data) -> OnnxModel:

@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 
 def with_losses(row: Row, costs: Mapping[str, TensorCost]) -> Row:
     """The row with its loss on either half of the samples; `confirmed_loss` is None where a codec was not validated."""
-    used = _used(row, costs)
+    used = lossy_pairs(row, costs)
     if not used:
         return row
     losses = [cost.confirmed_loss for _, cost in used]
@@ -37,7 +37,7 @@ def unconfirmed(rows: Iterable[Row], costs: Costs, max_loss: float) -> frozenset
     tensors = costs.tensors
     failed: set[Pair] = set()
     for row in rows:
-        used = _used(row, tensors)
+        used = lossy_pairs(row, tensors)
         losses = {pair: cost.confirmed_loss for pair, cost in used if cost.confirmed_loss is not None}
         if sum(losses.values()) > max_loss * (1 + ROUNDING) + ROUNDING:
             failed.add(max(losses, key=lambda pair: losses[pair]))
@@ -58,7 +58,7 @@ def without(costs: Costs, pairs: frozenset[Pair]) -> Costs:
     return costs.with_tensors(kept)
 
 
-def _used(row: Row, costs: Mapping[str, TensorCost]) -> list[tuple[Pair, CodecCost]]:
+def lossy_pairs(row: Row, costs: Mapping[str, TensorCost]) -> list[tuple[Pair, CodecCost]]:
     """Every lossy codec that the row uses, once per link that it is used on."""
     links: tuple[Row | Hop, ...] = (row, *row.hops)
     return [

@@ -18,6 +18,7 @@ import msgspec
 
 from edgesplit import plan as plan_table
 from edgesplit.errors import UsageError
+from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Row
 from edgesplit_partitioner.algorithms.lower_envelope import lower_envelope
 from edgesplit_partitioner.costs.intervals import SecondsInterval, row_interval
@@ -29,11 +30,21 @@ from edgesplit_partitioner.formulation.solution import layers_by_tier
 from edgesplit_partitioner.formulation.tiers import Links
 from edgesplit_partitioner.planner import constrained
 from edgesplit_partitioner.planner.alternatives import Candidate, candidates_of
+from edgesplit_partitioner.planner.changed_answers import (
+    MOST_TENSORS,
+    Promises,
+    confirm,
+    confirmable,
+    lossy_tensors,
+    only,
+    plausible,
+    with_promise,
+)
 from edgesplit_partitioner.planner.loss_validation import unconfirmed, with_losses, without
 from edgesplit_partitioner.planner.search import PlanSearch, cut_key, power_of, total_bytes
 from edgesplit_partitioner.planner.sensitivity import LOADS, SLOWDOWNS
 
-__all__ = ["OBJECTIVES", "Certificate", "PlanResult", "plan"]
+__all__ = ["OBJECTIVES", "Certificate", "PlanResult", "plan", "tensors_to_confirm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,8 @@ class PlanResult:
     certificate: Certificate
     gain: float | None
     """How many times better than the better of the pure modes that the limits allow; None if they allow neither."""
+    promises: Promises = field(repr=False)
+    """By tensor and codec: what is promised of the answers, where `max_changed` limits them."""
     _best: Row = field(repr=False)
     _search: PlanSearch = field(repr=False, compare=False)
 
@@ -128,7 +141,7 @@ class PlanResult:
         table has a limited number of rows, and of a stream it is sampled (`constrained.table`).
         """
         tensors = self.costs.tensors
-        rows = tuple(with_losses(row, tensors) for row in self._search.rows)
+        rows = tuple(with_promise(with_losses(row, tensors), self.promises, tensors) for row in self._search.rows)
         objective = self._search.objective
         return plan_table.Plan(
             model=self.costs.model,
@@ -206,26 +219,63 @@ def plan(
     objective: str | Mapping[str, float] = "latency",
     limits: Limits | Mapping[str, Any] | None = None,
     codecs: Iterable[str] | None = None,
+    power: plan_table.Power | None = None,
+    most_rows: int = LIMITS.rows,
 ) -> PlanResult:
     """The cut of least cost from the first input byte to the last answer, and the table of cuts around it.
 
     `links` names each pair of neighbouring tiers, as in
     `{"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.04}}`; a rate may be a sequence (a
     trace), and the first link may name its `radio`. `objective` is one of `OBJECTIVES`, or a weight for each of some.
-    Codecs that lose more on held-out samples than `max_loss` allows are left out (`loss_validation`). UsageError where
-    an argument cannot be read, InfeasibleLimits where no cut keeps the limits.
+    Codecs that lose more on held-out samples than `max_loss` allows are left out (`loss_validation`), and those for
+    which samples do not confirm `max_changed` (`changed_answers`). For a plan beside others of its device (`family`),
+    `power` is what the device draws and `most_rows` the table's share. UsageError where an argument cannot be read or
+    samples are too few, InfeasibleLimits where no cut keeps the limits.
     """
     if not isinstance(costs, Costs):
         raise UsageError(f"costs: give what load_costs returns, not {type(costs).__name__}")
     parsed, kept = parse_objective(objective), parse_limits(limits)
-    result = _planned(costs, PlanSearch.of(costs, links, kept, codecs, parsed))
+
+    def planned(costs: Costs, promises: Promises) -> PlanResult:
+        search = PlanSearch.of(costs, links, kept, codecs, parsed, power=power, most_rows=most_rows)
+        return _planned(costs, search, promises)
+
+    promises: Promises = {}
+    if kept.max_changed:
+        costs = confirmable(costs, kept.max_changed)
+        promises = confirm(_best_first(planned(costs, {})), costs, kept.max_changed)
+        costs = only(costs, promises)
+    result = planned(costs, promises)
     while kept.max_loss and (failed := unconfirmed(result.table.rows, costs, kept.max_loss)):
         costs = without(costs, failed)
-        result = _planned(costs, PlanSearch.of(costs, links, kept, codecs, parsed))
+        result = planned(costs, promises)
     return result
 
 
-def _planned(costs: Costs, search: PlanSearch) -> PlanResult:
+def tensors_to_confirm(
+    costs: Costs,
+    links: Links,
+    *,
+    objective: str | Mapping[str, float] = "latency",
+    limits: Limits | Mapping[str, Any] | None = None,
+    codecs: Iterable[str] | None = None,
+) -> tuple[str, ...]:
+    """The tensors on which lossy codecs would pay under `max_changed`, the best row's first: those whose answers have
+    to be compared on samples that choose nothing before `plan` can use these codecs. At most `MOST_TENSORS`."""
+    kept = parse_limits(limits)
+    if not kept.max_changed:
+        return ()
+    costs = plausible(costs, kept.max_changed)
+    search = PlanSearch.of(costs, links, kept, codecs, parse_objective(objective))
+    return lossy_tensors(_best_first(_planned(costs, search, {})), costs)[:MOST_TENSORS]
+
+
+def _best_first(result: PlanResult) -> tuple[Row, ...]:
+    """The rows of the table, the planned one first."""
+    return (result.row, *result.table.rows)
+
+
+def _planned(costs: Costs, search: PlanSearch, promises: Promises) -> PlanResult:
     """The plan of one search; whether its codecs hold on held-out samples is not checked here."""
     row = search.best
     value, seconds = search.value(row), search.seconds(row)
@@ -236,7 +286,8 @@ def _planned(costs: Costs, search: PlanSearch) -> PlanResult:
         objective=search.objective.name, cut=layers_by_tier(search.model, search.solution.tier_of),
         value=value, seconds=seconds, joules=search.joules(row), bytes=total_bytes(row), split=_split(row, search.link),
         certificate=Certificate(bound, (value - bound) / value if value else 0.0, local, remote),
-        gain=search.better_pure / value if search.better_pure and value else None, _best=row, _search=search,
+        gain=search.better_pure / value if search.better_pure and value else None, promises=promises, _best=row,
+        _search=search,
     )  # fmt: skip
 
 

@@ -55,6 +55,8 @@ class PlanSearch:
     allowed_unforced: Mask
     """By tier and layer: whether it may run there, a forced cut left out."""
     power: Power
+    most_rows: int = LIMITS.rows
+    """The table has at most so many rows."""
 
     @classmethod
     def of(
@@ -64,8 +66,11 @@ class PlanSearch:
         limits: Limits,
         codecs: Iterable[str] | None,
         objective: Objective | None = None,
+        *,
+        power: Power | None = None,
+        most_rows: int = LIMITS.rows,
     ) -> PlanSearch:
-        """The request, or UsageError or InfeasibleLimits."""
+        """The request, or UsageError or InfeasibleLimits. `power` replaces what the device draws by the costs."""
         objective = objective or Objective(latency=1.0)
         chain = parse_links(costs, links)
         if not costs.layers:
@@ -83,10 +88,10 @@ class PlanSearch:
             problem = constrained.milp_problem(model, chain, latency, limits, power_of(costs, chain), chain.mean)
             raise problem.conflict() from error
         counts_energy = objective.energy or limits.energy_joules is not None
-        power = power_of(costs, chain) if counts_energy else Power()
+        drawn = (power or power_of(costs, chain)) if counts_energy else Power()
         if objective.energy:
             _check_joules(model, unforced)
-        return cls(model, chain, objective, limits, known, allowed, unforced, power)
+        return cls(model, chain, objective, limits, known, allowed, unforced, drawn, most_rows)
 
     # ---- how it is solved --------------------------------------------------------------------------------------------
 
@@ -339,7 +344,7 @@ class PlanSearch:
         """The best of the planned link first where it was forced; all-local last, if memory and energy allow it."""
         solutions = [self.solution]
         if not self.limits.forced:
-            others = self._milp.at_other_bandwidths(constrained.MAX_ROWS)
+            others = self._milp.at_other_bandwidths(min(constrained.MAX_ROWS, self.most_rows - 2))
             solutions = constrained.table(self.model, self.solution, others)
         if self._wants_local(map(self._line_of, solutions)) and self._can_fall_back():
             solutions.append(self.local)
@@ -371,7 +376,7 @@ class PlanSearch:
             cost=self._value_in,
             table=[line.item for line in self._lines],
             fallback=[self.local] if has_fallback else [],
-            room=max(LIMITS.rows - 1 - len(self._lines), 0),
+            room=max(self.most_rows - 1 - len(self._lines), 0),
         )
 
     @cached_property
@@ -383,7 +388,7 @@ class PlanSearch:
     @cached_property
     def _envelope(self) -> list[Line[Solution]]:
         """What is best at some uplink bandwidth without round trip, as many of them as a release holds."""
-        return thinned([segment.line for segment in lower_envelope(self._explored())], LIMITS.rows - 2)
+        return thinned([segment.line for segment in lower_envelope(self._explored())], self.most_rows - 2)
 
     def _explored(self) -> list[Line[Solution]]:
         """Every cut that is lowest at some x = 1/bandwidth (parametric search, see `lower_envelope.explore`)."""
@@ -396,7 +401,7 @@ class PlanSearch:
             return min(map(self._line_of, solutions), key=lambda line: line.at(x))
 
         steepest, flattest = min(steep, key=lambda line: (line.a, line.b)), min(flat, key=lambda line: (line.b, line.a))
-        return explore(lowest, steepest, flattest, LIMITS.rows)
+        return explore(lowest, steepest, flattest, self.most_rows)
 
     def _fewest_bytes(self) -> list[Solution]:
         """The assignments that send least up the first link; equals go to the best on an infinite uplink."""
@@ -533,12 +538,12 @@ def supported_codecs(costs: Costs, given: Iterable[str] | None, limits: Limits) 
     """
     if given is not None and not isinstance(given, Iterable):
         raise UsageError(f"codecs: give some of {', '.join(CODECS)}, not {given!r}")
-    known = tuple(dict.fromkeys((*CODECS, *_measured_codecs(costs)))) if limits.max_loss else LOSSLESS
+    known = tuple(dict.fromkeys((*CODECS, *_measured_codecs(costs)))) if limits.allows_loss else LOSSLESS
     wanted = tuple(dict.fromkeys(known if given is None else [given] if isinstance(given, str) else given))
     unknown = [codec for codec in wanted if codec not in known]
     if unknown or not wanted:
         lossy = [codec for codec in unknown if codec in LOSSY or codec in _measured_codecs(costs)]
-        why = f"; {', '.join(lossy)} may lose accuracy and needs limits={{'max_loss': ...}} above 0" if lossy else ""
+        why = f"; {', '.join(lossy)} may lose accuracy and needs max_loss or max_changed in limits" if lossy else ""
         raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}{why}")
     return wanted
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgesplit.errors import InfeasibleLimits, UsageError
-from edgesplit.plan import Link
+from edgesplit.plan import ChangedShare, Link
 from edgesplit_partitioner.costs.model import Costs, LayerCost
 from edgesplit_partitioner.formulation.constraints import Limits, parse_limits
 from edgesplit_partitioner.formulation.tiers import Links, VaryingLink
@@ -114,6 +114,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no other cut is better than `next_best`; False where not every layer at the cut was tried."""
     limits: tuple[LimitCost, ...]
     changes: tuple[CutChange, ...]
+    changed: ChangedShare | None = None
+    """What is promised of the answers that the plan's codecs change."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def explain(
         inward=tuple(move for move in moves if not _is_outward(made, move)),
         outward=tuple(move for move in moves if _is_outward(made, move)),
         next_best=next_best, next_exact=exact, limits=tuple(_limit_costs(request)), changes=tuple(_changes(request)),
+        changed=made.row.changed,
     )  # fmt: skip
 
 
@@ -210,8 +213,11 @@ def _moves(request: _Request) -> Iterator[LayerMove]:
     tier_of = _tier_of(best)
     # What a move costs is shown without the limits, and whether they allow it is tried apart. Loss stays limited: it
     # decides which codecs there are.
-    max_loss = request.limits.max_loss
-    free = Limits(fallback=request.limits.fallback) if max_loss is None else Limits(max_loss=max_loss)
+    limits = request.limits
+    keeps_lossless = limits.max_loss is None and limits.max_changed is None
+    free = Limits(
+        max_loss=limits.max_loss, max_changed=limits.max_changed, fallback=limits.fallback if keeps_lossless else "warm"
+    )
     for layer, target in movable(request.costs, best.tiers, tier_of):
         costs = pinned(request.costs, {**tier_of, layer: target})
         moved = request.again(costs=costs, limits=free)

@@ -2,7 +2,8 @@
 loss.
 
 `measure_codecs` runs the model in child processes, as all profiling does. `with_codecs` merges its result into a
-model's costs; without it a plan uses lossless codecs only.
+model's costs; without it a plan uses lossless codecs only. `count_changes` compares answers on many samples that chose
+nothing, for the few tensors that a plan would send by a lossy codec.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import INPUT_LAYER, InputSpec
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Slice, TensorSpec
-from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.costs.model import ChangeCounts, CodecCost, TensorCost
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss, aggregate_loss, split_halves
@@ -46,6 +48,15 @@ class CodecMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """Loss over the half of the samples by which codecs are chosen."""
     confirmed: CodecLoss
     """Loss over the other half."""
+
+
+class AnswerChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers that lossy codecs change, each alone on its tensor."""
+
+    tensors: dict[str, dict[str, int]] = {}
+    """Samples whose answer changes, by tensor and base codec."""
+    count: int = 0
+    """Number of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,63 @@ def measure_codecs(
     return CodecMeasurements(
         {path: _measurements(batch_records, count) for path, batch_records in records.items()}, count
     )
+
+
+def count_changes(
+    model: PreparedModel,
+    graph: LayerGraph,
+    tensors: Mapping[str, TensorCost],
+    rule: AnswerRule,
+    *,
+    spec: InputSpec | None = None,
+    samples: Sequence[Sample] = (),
+) -> AnswerChanges:
+    """On each of these tensors, with each lossy codec that its costs have: the number of samples whose answer the codec
+    changes. The samples must have chosen nothing."""
+    clips = {name: lossy_clips(cost) for name, cost in tensors.items()}
+    cases = [case for case in _cases(model, graph) if clips.get(case.tensor)]
+    counts = {case.tensor: dict.fromkeys(clips[case.tensor], 0) for case in cases}
+    room = _max_samples(model, cases)
+    for start in range(0, len(samples) if cases else 0, room):
+        feeds = [feeds_for(sample, spec) for sample in samples[start : start + room]]
+        with tempfile.TemporaryDirectory(prefix="edgesplit-codecs-") as path:
+            folder = Path(path)
+            answers = _output_names(model)
+            job = CodecJob(count=len(feeds), keep=_saved_tensors(model, cases), answers=answers, answer=rule)
+            _run_whole_model(folder, model, job, feeds)
+            for batch in _written_batches(folder, model, cases):
+                batch = tuple(msgspec.structs.replace(case, clips=clips[case.tensor]) for case in batch)
+                (folder / JOB_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(job, cases=batch)))
+                run_steps(CHILD, folder)
+                found = msgspec.json.decode((folder / RECORDS_FILE).read_bytes(), type=dict[str, dict[str, int]])
+                for tensor, by_codec in found.items():
+                    for codec, changed in by_codec.items():
+                        counts[tensor][codec] += changed
+    return AnswerChanges(tensors=counts, count=len(samples))
+
+
+def lossy_clips(cost: TensorCost) -> dict[str, float]:
+    """The lossy codecs of a tensor, each with its clip."""
+    names = {name: boundary_codecs.split_codec_name(name)[0] for name in cost.codecs}
+    return {base: cost.codecs[name].clip for name, base in names.items() if base in boundary_codecs.LOSSY}
+
+
+def with_changes(tensors: Mapping[str, TensorCost], measured: AnswerChanges) -> dict[str, TensorCost]:
+    """The tensors' costs with the answers that their codecs change on samples that chose nothing."""
+    merged = dict(tensors)
+    for name, by_codec in measured.tensors.items():
+        if name not in merged:
+            continue
+        codecs = dict(merged[name].codecs)
+        for codec, cost in codecs.items():
+            changed = by_codec.get(boundary_codecs.split_codec_name(codec)[0])
+            if changed is not None:
+                counts = msgspec.structs.replace(
+                    cost.changes or ChangeCounts(), confirmed=changed, confirming_samples=measured.count
+                )
+                codecs[codec] = msgspec.structs.replace(cost, changes=counts)
+        merged[name] = msgspec.structs.replace(merged[name], codecs=codecs)
+    return merged
 
 
 def with_codecs(tensors: Mapping[str, TensorCost], measured: CodecMeasurements) -> dict[str, TensorCost]:
@@ -220,20 +288,23 @@ def _measurements(records: Mapping[str, CodecRecord], count: int) -> dict[str, C
         sizes = zip(record.bytes, records[boundary_codecs.RAW].bytes, strict=True)
         if chosen is None or confirmed is None or any(size >= raw_bytes for size, raw_bytes in sizes):
             continue
-        loss = {"loss": chosen.loss, "confirmed_loss": confirmed.loss}
+        # Every sample of this measurement chooses; answers are confirmed on others (`count_changes`).
+        changes = ChangeCounts(chosen=sum(sample.changed for sample in record.losses), choosing_samples=count)
+        loss = CodecCost(bytes=0, loss=chosen.loss, confirmed_loss=confirmed.loss, clip=record.clip, changes=changes)
         measurements[codec] = CodecMeasurement(
-            cost=_cost(record.bytes, record.encode_s, record.decode_s, **loss),
-            packed=_cost(record.packed_bytes, record.packed_encode_s, record.packed_decode_s, **loss),
+            cost=_with_sizes(loss, record.bytes, record.encode_s, record.decode_s),
+            packed=_with_sizes(loss, record.packed_bytes, record.packed_encode_s, record.packed_decode_s),
             chosen=chosen,
             confirmed=confirmed,
         )
     return measurements
 
 
-def _cost(sizes: list[int], encode_s: list[float], decode_s: list[float], **loss: float) -> CodecCost:
-    return CodecCost(
+def _with_sizes(loss: CodecCost, sizes: list[int], encode_s: list[float], decode_s: list[float]) -> CodecCost:
+    """A codec's loss with its sizes and seconds in one kind of request."""
+    return msgspec.structs.replace(
+        loss,
         bytes=round(statistics.median(sizes)),
         encode_s={MEASURED_TIER: statistics.median(encode_s)},
         decode_s={MEASURED_TIER: statistics.median(decode_s)},
-        **loss,
     )

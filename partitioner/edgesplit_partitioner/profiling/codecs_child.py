@@ -2,24 +2,29 @@
 
 First the whole model runs on every sample and its tensors between layers are saved as files. Then, tensor by tensor,
 the layers that depend on it run again on what each codec makes of it, all else unchanged: the result is exact, and the
-layers before the tensor run only once. The folder holds `codec-job.json` (a `CodecJob`), the inputs and the slices'
-folders; results are written to `codec-records.json`. An error is one line on standard error.
+layers before the tensor run only once. Where the job says what an answer is, only changed answers are counted. The
+folder holds `codec-job.json` (a `CodecJob`), the inputs and the slices' folders; results are written to
+`codec-records.json`. An error is one line on standard error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import zstandard
 
+from edgesplit.answers.answer_rule import AnswerRule
+from edgesplit.answers.comparison import answers_differ
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Tensor
 from edgesplit.runtime.dispatch import DispatchingRuntime
-from edgesplit_partitioner.profiling.codec_loss import SampleLoss, sample_loss
+from edgesplit_partitioner.profiling.clip_range import choose_clip
+from edgesplit_partitioner.profiling.codec_loss import SampleLoss, sample_loss, split_halves
 from edgesplit_partitioner.profiling.layers_child import ZSTD_LEVEL, timed
 from edgesplit_partitioner.sandbox.child_process import child_main
 
@@ -31,6 +36,8 @@ class CodecCase(msgspec.Struct, frozen=True):
 
     tensor: str
     slice: Slice
+    clips: dict[str, float] = {}
+    """The codecs whose changed answers are counted, each with its clip."""
 
 
 class CodecJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +56,8 @@ class CodecJob(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[int | None, ...] = ()
     """Class of each sample, where known; empty without labels."""
     cases: tuple[CodecCase, ...] = ()
+    answer: AnswerRule | None = None
+    """What an answer is, where changed answers are counted instead of measuring codecs."""
 
 
 class CodecRecord(msgspec.Struct, kw_only=True):
@@ -61,6 +70,7 @@ class CodecRecord(msgspec.Struct, kw_only=True):
     decode_s: list[float] = []
     packed_decode_s: list[float] = []
     losses: list[SampleLoss] = []
+    clip: float = 1.0
 
 
 def main(folder: Path) -> None:
@@ -69,10 +79,13 @@ def main(folder: Path) -> None:
     engine = DispatchingRuntime(threads=1)
     if job.whole is not None:
         _save_tensors(folder, job, engine.load(job.whole, folder / job.whole.name))
-    records: dict[str, dict[str, CodecRecord]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for case in job.cases:
         program = engine.load(case.slice, folder / case.slice.name)
-        records[case.tensor] = _measure_case(folder, job, case, program)
+        if job.answer is None:
+            records[case.tensor] = _measure_case(folder, job, case, program)
+        else:
+            records[case.tensor] = _count_changes(folder, job, case, program, job.answer)
     (folder / RECORDS_FILE).write_bytes(msgspec.json.encode(records))
 
 
@@ -89,6 +102,10 @@ def _measure_case(folder: Path, job: CodecJob, case: CodecCase, program: Program
     """Measure every codec that may carry the tensor. `raw` is among them: its losses are the model's own errors."""
     spec = next(tensor for tensor in case.slice.inputs if tensor.name == case.tensor)
     records = {codec: CodecRecord() for codec in (boundary_codecs.RAW, *boundary_codecs.lossy_codecs(spec.datatype))}
+    choosing, _ = split_halves(job.count)
+    records[boundary_codecs.INT4].clip = choose_clip(
+        _load_tensors(folder, job, number, [case.tensor])[case.tensor] for number in choosing
+    )
     for number in range(job.count):
         feeds = _load_tensors(folder, job, number, [tensor.name for tensor in case.slice.inputs])
         answers = _load_tensors(folder, job, number, job.answers)
@@ -99,6 +116,21 @@ def _measure_case(folder: Path, job: CodecJob, case: CodecCase, program: Program
             label = job.labels[number] if job.labels else None
             record.losses.append(sample_loss({name: got[name] for name in wanted}, wanted, label))
     return records
+
+
+def _count_changes(folder: Path, job: CodecJob, case: CodecCase, program: Program, rule: AnswerRule) -> dict[str, int]:
+    """By codec: the number of samples whose answer it changes."""
+    changed = dict.fromkeys(case.clips, 0)
+    for number in range(job.count):
+        feeds = _load_tensors(folder, job, number, [tensor.name for tensor in case.slice.inputs])
+        wanted = _load_tensors(folder, job, number, job.answers)
+        tensor = feeds[case.tensor]
+        for codec, clip in case.clips.items():
+            sent = boundary_codecs.encode(case.tensor, tensor, codec, clip)
+            decoded = boundary_codecs.decode_like(case.tensor, sent, tensor, codec)
+            got = {**wanted, **program.run({**feeds, case.tensor: decoded})}
+            changed[codec] += answers_differ(rule, got, wanted)
+    return changed
 
 
 def _load_tensors(folder: Path, job: CodecJob, number: int, names: Sequence[str]) -> dict[str, Tensor]:
@@ -113,8 +145,8 @@ def _load_tensors(folder: Path, job: CodecJob, number: int, names: Sequence[str]
 def _record_codec(record: CodecRecord, name: str, tensor: Tensor, codec: str) -> Tensor:
     """The tensor as the receiver decodes it; sizes and seconds are added to the record."""
     value = np.array(tensor)  # copied out of its memory-mapped file, so that reading the file is not timed
-    sent, encode_s = timed(lambda: boundary_codecs.encode(name, value, codec))
-    decoded, decode_s = timed(lambda: boundary_codecs.decode_like(name, sent, value))
+    sent, encode_s = timed(lambda: boundary_codecs.encode(name, value, codec, record.clip))
+    decoded, decode_s = timed(lambda: boundary_codecs.decode_like(name, sent, value, codec))
     plain = _tensor_bytes(sent)
     packed, pack_s = timed(lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plain))
     _, unpack_s = timed(lambda: zstandard.ZstdDecompressor().decompress(packed))

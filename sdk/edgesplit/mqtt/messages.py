@@ -97,6 +97,8 @@ GATEWAY_FLOODED = "gateway flooded"
 """A gateway's server refuses a device again and again."""
 LIST_EXPIRED = "revocation list expired"
 """A gateway's revocation list has expired."""
+REPEATS_CHANGED = "repeated answers changed"
+"""Audits showed that more repeated answers differ from the model's than the stream allows."""
 
 
 class Birth(msgspec.Struct, frozen=True, tag="birth"):
@@ -249,8 +251,8 @@ class ReportedCondition(msgspec.Struct, frozen=True, array_like=True):
     """A condition that the device found itself."""
 
     kind: Annotated[str, Meta(pattern="^[a-z ]{1,40}$", max_length=40)]
-    """One of `ENDPOINT_FLOODED`, `GATEWAY_FLOODED` and `LIST_EXPIRED`. Kinds that a controller does not
-    know are ignored."""
+    """One of `ENDPOINT_FLOODED`, `GATEWAY_FLOODED`, `LIST_EXPIRED` and `REPEATS_CHANGED`. Kinds that a controller
+    does not know are ignored."""
     text: Annotated[str, Meta(max_length=200)]
     """Details, for display."""
 

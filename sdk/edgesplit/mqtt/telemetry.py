@@ -112,6 +112,14 @@ class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
     golden_ok: bool | None = None
     """True if it reproduces its own golden answers."""
+    golden_labelled: Count = 0
+    """Golden inputs whose class is known, where a rollout gate judges by them."""
+    golden_right: Count = 0
+    """Those that it answered by their class."""
+    golden_compared: Count = 0
+    """Golden inputs with an answer of the model that it stands in for."""
+    golden_agreeing: Count = 0
+    """Those that it answered the same."""
 
 
 warm_up_structs(__name__)

@@ -76,6 +76,13 @@ AGENT_WASTED_J = _counter("edgesplit_agent_hedges_wasted_joules_total", help=
     "Energy of the losing sides of races, estimated by the plan.")
 AGENT_STALE = _counter("edgesplit_agent_stale_total", help=
     "Requests that were answered with the last good answer, marked as stale.")
+AGENT_REPEATED = _counter("edgesplit_agent_repeated_total", "model", help=
+    "Frames that were given their stream's last answer, because they were still; they count in no metric of requests.")
+AGENT_REPEAT_AUDITS = _counter("edgesplit_agent_repeat_audits_total", "model", "outcome", help=
+    "Frames of streams that repeat answers, drawn for audit at random. outcome: same (the answer that was or would have"
+    " been given is the model's), changed, unaudited (the model could not answer).")
+AGENT_REPEAT_ALARMS = _counter("edgesplit_agent_repeat_alarms_total", "model", help=
+    "Times that audits showed more changed answers than allowed, and a stream's threshold was tightened.")
 AGENT_DROPPED_FRAMES = _counter("edgesplit_agent_dropped_total", help=
     "Frames that were dropped in favour of others, by the policy that their application requested.")
 AGENT_DEDUPLICATED = _counter("edgesplit_agent_deduplicated_total", help=

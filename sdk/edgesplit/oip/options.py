@@ -17,10 +17,14 @@ Drop = Literal["none", "oldest", "newest"]
 Hedge = Literal["auto", "always", "never"]
 
 STREAM, DROP, QUEUE = "edgesplit_stream", "edgesplit_drop", "edgesplit_queue"
-HEDGE, STALE_OK = "edgesplit_hedge", "edgesplit_stale_ok"
+HEDGE, STALE_OK, LEAST_ACCURACY = "edgesplit_hedge", "edgesplit_stale_ok", "edgesplit_least_accuracy"
+SKIP_STILL, ANSWER = "edgesplit_skip_still", "edgesplit_answer"
 MAX_STREAM_NAME = 80
 MAX_QUEUE = 1_000_000
 MAX_AGE_S = 86_400.0
+MIN_CHANGED, MAX_CHANGED = 1e-4, 0.5
+"""Range of the share of answers that repeating may change; the least takes 46,000 frames to calibrate."""
+MAX_ANSWER_RULE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,13 @@ class InferOptions:
     """None: the agent's configured policy."""
     stale_ok_s: float = 0.0
     """Greatest age in seconds of an earlier answer of the stream that is acceptable instead; 0: none."""
+    skip_still: float | None = None
+    """Share of the stream's answers that may differ from the model's because still frames are given the last answer;
+    0: no answer is repeated; None: what the operator set for named streams."""
+    answer: str = ""
+    """The answer rule, which says when two answers differ; empty: the class, where the model is a classifier."""
+    least_accuracy: float = 0.0
+    """Of a family: least accuracy of the variant that answers, 0 to 1. The plan may ask for more."""
 
     def __post_init__(self) -> None:
         if len(self.stream) > MAX_STREAM_NAME:
@@ -50,10 +61,16 @@ class InferOptions:
             raise UsageError(f"{QUEUE} needs {DROP}: `oldest` or `newest`, the frame to drop")
         if not 0 <= self.stale_ok_s <= MAX_AGE_S:
             raise UsageError(f"{STALE_OK}: {self.stale_ok_s} is no age in seconds, 0 to {MAX_AGE_S:g}")
+        if self.skip_still is not None and not (self.skip_still == 0 or MIN_CHANGED <= self.skip_still <= MAX_CHANGED):
+            raise UsageError(f"{SKIP_STILL}: {self.skip_still} is no share, {MIN_CHANGED:g} to {MAX_CHANGED:g}, or 0")
+        if len(self.answer) > MAX_ANSWER_RULE:
+            raise UsageError(f"{ANSWER}: a rule of {len(self.answer)} characters, at most {MAX_ANSWER_RULE}")
+        if not 0 <= self.least_accuracy <= 1:
+            raise UsageError(f"{LEAST_ACCURACY}: {self.least_accuracy} is no share, 0 to 1 (0.7 for 70 %)")
 
 
 NONE = InferOptions()
-_NAMES = frozenset((STREAM, DROP, QUEUE, HEDGE, STALE_OK))
+_NAMES = frozenset((STREAM, DROP, QUEUE, HEDGE, STALE_OK, SKIP_STILL, ANSWER, LEAST_ACCURACY))
 
 
 def to_parameters(options: InferOptions) -> dict[str, Scalar]:
@@ -61,6 +78,8 @@ def to_parameters(options: InferOptions) -> dict[str, Scalar]:
     named: dict[str, Scalar | None] = {
         STREAM: options.stream or None, DROP: options.drop if options.drop != "none" else None, QUEUE: options.queue,
         HEDGE: options.hedge, STALE_OK: options.stale_ok_s or None,
+        SKIP_STILL: options.skip_still, ANSWER: options.answer or None,
+        LEAST_ACCURACY: options.least_accuracy or None,
     }  # fmt: skip
     return {name: value for name, value in named.items() if value is not None}
 
@@ -69,13 +88,16 @@ def from_parameters(parameters: Mapping[str, Scalar]) -> InferOptions:
     """The options in a request's parameters. UsageError for invalid values."""
     if _NAMES.isdisjoint(parameters):
         return NONE
-    queue, hedge = parameters.get(QUEUE), parameters.get(HEDGE)
+    queue, hedge, skip_still = parameters.get(QUEUE), parameters.get(HEDGE), parameters.get(SKIP_STILL)
     return InferOptions(
         stream=_text(parameters, STREAM),
         drop=_text(parameters, DROP) or "none",  # type: ignore[arg-type]  # __post_init__ looks
         queue=None if queue is None else int(_number(QUEUE, queue)),
         hedge=None if hedge is None else _text(parameters, HEDGE),  # type: ignore[arg-type]
         stale_ok_s=_number(STALE_OK, parameters.get(STALE_OK, 0)),
+        skip_still=None if skip_still is None else _number(SKIP_STILL, skip_still),
+        answer=_text(parameters, ANSWER),
+        least_accuracy=_number(LEAST_ACCURACY, parameters.get(LEAST_ACCURACY, 0)),
     )
 
 

@@ -38,6 +38,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     instead."""
     age_s: float = 0.0
     """Of a stale answer: seconds since its request arrived."""
+    repeated_age_s: float = 0.0
+    """The frame is still, so it is given the answer to an earlier frame of its stream, whose request arrived so many
+    seconds before. 0: the answer is to this request."""
     emulated: bool = False
     emulation_overrun: bool = False
     """Emulated, and this host was slower than the emulated profile."""
@@ -82,6 +85,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why this row was chosen, as one sentence for people. Empty: a lane answered, where there is nothing to choose, or
     the agent is older than 0.3."""
+    variant: str = ""
+    """Variant of a family that gave the answer, which is another than the row's where the device finished by it. Empty:
+    the model is no family."""
+    accuracy: float = 0.0
+    """Accuracy of that variant, 0 to 1, among the family's labelled samples; 0: unknown."""
     joules_basis: str = ""
     """`measured`: scaled to the power measured on the device's rails; `predicted`: from the plan's power figures.
     Empty: unknown."""

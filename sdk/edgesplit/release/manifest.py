@@ -20,6 +20,7 @@ from edgesplit.input_spec import InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.plan import Hop, Plan, Row
+from edgesplit.release.lineage import Lineage
 
 FORMAT: Final = "edgesplit.release/2"
 SliceFormat = Literal["input", "onnx", "tflite", "agent"]
@@ -121,6 +122,11 @@ class GoldenExample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     response: Chunk
     encryption: EncryptionInfo | None = None
     """None: not encrypted. They are sample pictures."""
+    label: int | msgspec.UnsetType = msgspec.UNSET
+    """The class that the input shows, where rollout gates judge by it. Unset is not written, because agents before 0.3
+    do not know the field."""
+    answer: int | msgspec.UnsetType = msgspec.UNSET
+    """The class that the base of a variant answers (of other models, the whole model), where gates judge by it."""
 
 
 class FingerprintFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +160,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fingerprint: FingerprintFile | None = None
     """The model's fingerprint, with which it can be cut elsewhere without the release key; None where a recut may only
     rearrange the existing slices."""
+    lineage: Lineage | msgspec.UnsetType = msgspec.UNSET
+    """For a version that stands in for another. Unset is not written, because agents before 0.3 do not know the field.
+    """
     recut_of: str = ""
     """For a recut, signed by the planner: digest of the release that it is another cut of. Empty where the release key
     signs."""
@@ -281,6 +290,9 @@ def _check_manifest(manifest: Manifest) -> None:
             _check_file(slice_.name, file, slice_.encryption)
     for golden in manifest.golden:
         _check_sealed("golden inputs", golden.encryption)
+    if isinstance(manifest.lineage, Lineage):
+        identifiers.sha256_hex(manifest.lineage.base_sha256)
+        identifiers.sha256_hex(manifest.lineage.samples_sha256)
     for plan in manifest.plans.values():
         if not plan.rows or len(plan.rows) > LIMITS.rows:
             raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")
@@ -300,7 +312,7 @@ def _check_manifest(manifest: Manifest) -> None:
                     )
             _check_hops(row, plan)
             local_layers = {layer for slice_ in manifest.slices if slice_.name in row.device for layer in slice_.layers}
-            if not local_layers.issuperset(plan.required_local_layers):
+            if not local_layers.issuperset(plan.required_layers(row)):
                 raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan allows")
 
 

@@ -54,7 +54,7 @@ def floor_violation(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloo
     on_device = set(row.device)
     local_layers = {layer for slice_ in manifest.slices if slice_.name in on_device for layer in slice_.layers}
     first = islice((layer for slice_ in manifest.slices for layer in slice_.layers), floor.keep_first)
-    missing = [layer for layer in chain(plan.required_local_layers, first) if layer not in local_layers]
+    missing = [layer for layer in chain(plan.required_layers(row), first) if layer not in local_layers]
     return f"layer {missing[0]!r} must run on this device before anything leaves" if missing else ""
 
 

@@ -33,7 +33,7 @@ from edgesplit.release.manifest import Manifest, Slice, SliceFile
 from edgesplit.release.onnx_graph import SliceGraph, read_external_weight, read_graph, sparse_name, tensor_name
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
-UNCHANGED_FIELDS: Final = ("model", "model_sha256", "input_spec", "inputs", "outputs", "golden")
+UNCHANGED_FIELDS: Final = ("model", "model_sha256", "input_spec", "inputs", "outputs", "golden", "lineage")
 """Manifest fields that a recut must have in common with its base."""
 
 ReadFile = Callable[[Slice, SliceFile], bytes | mmap.mmap]
@@ -197,7 +197,7 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
 def _allows_loss(plan: Plan) -> bool:
     """True if the operator allowed the plan to lose precision."""
     try:
-        return float(plan.limits.get("max_loss", "0")) > 0
+        return any(float(plan.limits.get(limit, "0")) > 0 for limit in ("max_loss", "max_changed"))
     except ValueError:
         return False
 

@@ -21,6 +21,7 @@ from edgesplit.testing.in_memory_broker import NetworkPath
 from edgesplit.testing.virtual_time import Hub, Task, TaskKilled, Timer
 from edgesplit_agent.control.mqtt_uplink import Connection, TelemetrySchedule, Uplink
 from edgesplit_agent.releases.chunk_store import ChunkStore
+from edgesplit_agent.releases.golden_result import GoldenResult
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.telemetry.disk_ring import DiskRing
@@ -363,11 +364,11 @@ class _PoweredAgent:
             engine.health.on_readings(model, host_of(release).memory_bytes, celsius)
         return engine.health.to_telemetry(now)
 
-    def _on_activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
+    def _on_activated(self, model: str, release: str, drift: Drift | None, golden: GoldenResult | None) -> None:
         """Start the health record of a release; a simulated output drift replaces the measured one."""
         simulated = self._device.environment.behaviour_of(self._device.name, release).drift
         reported = Drift(simulated, top_agrees=False) if simulated and drift is not None else drift
-        self.engine.health.on_activated(model, release, self._hub.monotonic(), reported, golden_ok)
+        self.engine.health.on_activated(model, release, self._hub.monotonic(), reported, golden)
 
     def _outbox(self) -> Outbox | None:
         """The telemetry backlog on the device's disk; None where none is kept."""

@@ -196,7 +196,7 @@ class SimulatedEngine:
         cloud_s = device_s + link_s + remote_s
         # The tail is the rest of the model run on the device: the fallback. Its start follows the real engine's hedge
         # timing; where the exchange fails, it starts as soon as the failure is known.
-        tail = release.local_remainder(row)
+        tail = release.local_remainder(row, choice.finish)
         if tail is None:  # the device lacks the slices: without the offload server there is no answer
             tail_s, begins_s = float("inf"), float("inf")
         else:
@@ -211,7 +211,7 @@ class SimulatedEngine:
         if falls_back and alone_s <= deadline_s:
             busy_s = device_s + tail_s
             if choice.local_was_chosen:  # the row was chosen for the device to win the race
-                return report(release.plan.local or row, latency_s=alone_s, device_s=busy_s), alone_s
+                return report(choice.finish or row, latency_s=alone_s, device_s=busy_s), alone_s
             cause = failed or "timeout"
             return report(
                 row, latency_s=alone_s, device_s=busy_s, local_finish_s=tail_s, fallback=True, cause=cause

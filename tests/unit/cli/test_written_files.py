@@ -83,7 +83,8 @@ FOR_OTHERS = {
 }  # fmt: skip
 """Written for people and other programs: no command of edgesplit takes it."""
 FROM_OTHERS = {
-    "model push file", "plan --trace", "adopt --batch", "adopt --key", "adopt --coral-deb", "adopt --interpreter",
+    "model push file", "model push --samples", "model compress --samples",
+    "plan --trace", "adopt --batch", "adopt --key", "adopt --coral-deb", "adopt --interpreter",
     "adopt --wheelhouse", "agent push --wheelhouse", "bundle --wheelhouse", "flash --image",
     "flash --wifi-password-file", "flash --ssh-key", "flash --wheelhouse", "flash --interpreter", "flash --coral-deb",
     "flash --bsp", "flash --batch", "kit build --wheelhouse", "kit build --interpreter", "offload serve --releases",

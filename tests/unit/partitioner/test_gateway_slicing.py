@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -167,8 +168,14 @@ def test_a_recut_hop_may_only_carry_its_own_tensors() -> None:
         with pytest.raises(TrustError, match="sends other tensors"):
             check_recut(_spoilt(recut, sends=more), manifest, None)
             pytest.fail(what)
+    lossy = _spoilt(recut, codecs=dict.fromkeys(sends, "int6"))
     with pytest.raises(TrustError, match="loses precision"):
-        check_recut(_spoilt(recut, codecs=dict.fromkeys(sends, "int8")), manifest, None)
+        check_recut(lossy, manifest, None)
+    for limit, allows in (("max_loss", True), ("max_changed", True), ("deadline_s", False)):
+        plan = msgspec.structs.replace(manifest.plans[CLASS], limits={limit: "0.01"})
+        base = msgspec.structs.replace(manifest, plans={CLASS: plan})
+        with nullcontext() if allows else pytest.raises(TrustError, match="loses precision"):
+            check_recut(lossy, base, None)
 
 
 def test_the_gateway_part_can_be_forced_only_after_the_devices() -> None:

@@ -18,6 +18,7 @@ const NAMES: Record<string, string> = {
   "device.logs": "log requested",
   "device.removed": "removed",
   "device.renewed": "certificate renewed",
+  "device.repeated_answers_changed": "repeated answers changed too often",
   "device.revocation_list_expired": "gateway's revocation list expired",
   "device.revoked": "revoked",
   "gateway.appointed": "made a gateway",

@@ -348,7 +348,29 @@ export interface ReleaseView extends OriginCount {
   plans: Curves[];
 }
 
+/** A share of right answers, with its interval. */
+export interface Accuracy {
+  share: number;
+  at_least: number;
+  at_most: number;
+}
+
+/** A version that stands in for another, by what its samples showed. */
+export interface Variant {
+  model: string;
+  bytes: number;
+  method: string;
+  samples: number;
+  changed_at_most: number;
+  accuracy: Accuracy | null;
+  accuracy_base: Accuracy | null;
+}
+
 export interface ModelView extends Model {
+  /** Where it comes from, if it stands in for another version. */
+  lineage?: { base: string; sentences: string[] };
+  /** The versions that stand in for the same one. */
+  variants: Variant[];
   releases: ReleaseView[];
 }
 

@@ -5,7 +5,7 @@ import { clock } from "../data/cell";
 import { firstRange, fromBuckets, origins, type Range } from "../data/history";
 import { useResource } from "../data/resource";
 import { may } from "../data/session";
-import type { Curves, ModelHistory, ModelView, ReleaseView } from "../data/types";
+import type { Accuracy, Curves, ModelHistory, ModelView, ReleaseView, Variant } from "../data/types";
 import { bytes, count, moment, percent, plural, short } from "../format";
 import { CurveChart, Gain, inWords, PlanTable } from "../parts/curves";
 import { DeployButton } from "../parts/deploy";
@@ -16,6 +16,7 @@ import { Proposals } from "../parts/proposals";
 import { OriginCounts } from "../parts/status";
 import { type Column, Table } from "../parts/table";
 import { UndeployButton } from "../parts/undeploy";
+import { to } from "../route";
 import { layersOf } from "./models";
 
 export function ModelPage({ reference }: { reference: string }) {
@@ -40,6 +41,7 @@ export function ModelPage({ reference }: { reference: string }) {
       </div>
       {error && <Problem error={error} again={again} />}
       <Facts model={data} />
+      <Lineage model={data} />
       {release === undefined ? (
         <Empty
           command={`edgectl plan ${data.model} --device raspberrypi4 --link lte\nedgectl deploy ${data.model} --to all`}
@@ -72,6 +74,46 @@ function Facts({ model }: { model: ModelView }) {
       ]}
     />
   );
+}
+
+/** Where a version comes from, and how the versions compare that stand in for the same one. */
+function Lineage({ model }: { model: ModelView }) {
+  const { lineage, variants } = model;
+  if (lineage === undefined && variants.length === 0) return null;
+  const columns: readonly Column<Variant>[] = [
+    { title: "Version", heads: true, cell: ({ model }) => <a href={to("models", model)}>{model}</a> },
+    { title: "Made by", cell: ({ method }) => method },
+    { title: "Size", kind: "number", cell: ({ bytes: size }) => bytes(size) },
+    { title: "Accuracy", kind: "number", cell: ({ accuracy }) => accuracyText(accuracy) },
+    { title: "Of the base", kind: "number", cell: ({ accuracy_base }) => accuracyText(accuracy_base) },
+    {
+      title: "Answers that differ",
+      kind: "number",
+      cell: ({ changed_at_most, samples }) => `at most ${percent(changed_at_most, 1)} (${count(samples)} samples)`,
+    },
+  ];
+  return (
+    <Panel title="Versions of one model" note={`base: ${lineage?.base ?? model.model}`}>
+      {lineage?.sentences.map((sentence) => (
+        <p key={sentence} class="words">
+          {sentence}
+        </p>
+      ))}
+      <Table
+        name="cards"
+        columns={columns}
+        rows={variants}
+        id={(variant) => variant.model}
+        marked={(variant) => variant.model === model.model}
+      />
+    </Panel>
+  );
+}
+
+function accuracyText(accuracy: Accuracy | null): string {
+  if (accuracy === null) return "unknown";
+  const { share, at_least, at_most } = accuracy;
+  return `${percent(share, 1)} (${percent(at_least, 1)} to ${percent(at_most, 1)})`;
 }
 
 function Releases({

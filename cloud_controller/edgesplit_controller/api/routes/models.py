@@ -10,16 +10,20 @@ from fastapi.responses import StreamingResponse
 from edgesplit.errors import UsageError
 from edgesplit_controller.api.authorisation import operator_routes, set_audit_subject, viewer_routes
 from edgesplit_controller.api.dispatch import controller_of, run_heavy
-from edgesplit_controller.api.request_models import ProfileBody, SamplesBody
+from edgesplit_controller.api.request_models import CompressBody, ProfileBody, SamplesBody, SampleSetBody, VariantQuery
 from edgesplit_controller.api.request_parsing import BLOCK_BYTES, parse_base64, parse_bindings, uploaded_file
 from edgesplit_controller.api.response_models import (
     CostsShape,
     ModelLine,
     ModelShape,
+    SampleSetShape,
     SamplesShape,
+    VariantShape,
     binary_response,
     json_response,
 )
+from edgesplit_controller.planning.planner_service import PlanOptions
+from edgesplit_partitioner.planner.changed_answers import MOST_TENSORS
 
 viewers = viewer_routes()
 operators = operator_routes()
@@ -43,6 +47,22 @@ async def push_model(
     bindings = parse_bindings(bind or [])
     async with uploaded_file(request, "model files") as part:
         return await run_heavy(request, controller_of(request).push_model, part, name, input, bindings)
+
+
+@certified.post("/models/{reference}/variants", responses=json_response(VariantShape), openapi_extra=UPLOAD)
+async def push_variant(request: Request, reference: str, query: Annotated[VariantQuery, Query()]) -> dict[str, Any]:
+    """Upload a model file (the request body) that stands in for this model, and store it if it passes the gate (409
+    otherwise)."""
+    bindings, gate = parse_bindings(query.bind), query.to_request()
+    async with uploaded_file(request, "model files") as part:
+        pushing = controller_of(request).push_variant
+        return await run_heavy(request, pushing, part, query.name, query.input, bindings, reference, gate)
+
+
+@operators.post("/models/{reference}/compress", responses=json_response(VariantShape))
+async def compress_model(request: Request, reference: str, body: CompressBody) -> dict[str, Any]:
+    """Make a compressed version of the model, and store it if it passes the gate (409 otherwise)."""
+    return await run_heavy(request, controller_of(request).compress_model, reference, body.method, body.to_request())
 
 
 @viewers.get("/models", responses=json_response(list[ModelLine]))
@@ -91,6 +111,12 @@ async def add_samples(request: Request, reference: str, body: SamplesBody) -> di
     return await run_heavy(request, controller_of(request).add_samples, reference, frames, tensors, labels)
 
 
+@operators.post("/models/{reference}/sample-sets", responses=json_response(SampleSetShape))
+def make_sample_set(request: Request, reference: str, body: SampleSetBody) -> dict[str, Any]:
+    """Name a set of stored samples with their labels, by which versions are compared."""
+    return controller_of(request).make_sample_set(reference, body.samples)
+
+
 @operators.post("/models/{reference}/profile", responses=json_response(CostsShape))
 async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
     """Measure each layer, and if requested each codec, on this machine; or return a device's own measurements."""
@@ -104,7 +130,16 @@ async def profile(request: Request, reference: str, body: ProfileBody | None = N
 async def costs(
     request: Request, reference: str, device: str, lossy: bool = False,
     tier: Annotated[list[str] | None, Query(max_length=8)] = None,
+    confirm: Annotated[list[str] | None, Query(max_length=MOST_TENSORS)] = None,
+    max_changed: Annotated[float | None, Query(gt=0, lt=1)] = None,
+    answer: Annotated[str, Query(max_length=500)] = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`."""
+    """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`.
+
+    With `max_changed`, the share of answers that may change: with the answers that lossy codecs change on the tensors
+    `confirm`, on the samples that do not choose codecs."""
     tiers = {name: profile for name, _, profile in (word.partition("=") for word in tier or [])}
-    return await run_heavy(request, controller_of(request).costs, reference, device, lossy, tiers)
+    limits = {} if max_changed is None else {"max_changed": max_changed}
+    options = PlanOptions(limits=limits, answer=answer)
+    call = controller_of(request).costs
+    return await run_heavy(request, call, reference, device, lossy, tiers, tuple(confirm or ()), options)

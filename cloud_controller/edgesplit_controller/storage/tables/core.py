@@ -35,6 +35,8 @@ class Model(Table):
     shown: Mapped[Json]
     """Inputs, outputs and layers, as the API returns them."""
     created: Mapped[float]
+    lineage: Mapped[Json | None]
+    """For a version that stands in for another: where it comes from (`edgesplit.release.lineage.Lineage`)."""
 
     @property
     def ref(self) -> str:
@@ -53,6 +55,19 @@ class Sample(Table):
     sha256: Mapped[str]
     kind: Mapped[str]
     """`frame` or `tensors`."""
+
+
+class SampleSetRow(Table):
+    """A set of a model's samples with their labels, by which versions were compared. Never changed."""
+
+    __tablename__ = "sample_sets"
+
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id"), primary_key=True)
+    sha256: Mapped[str] = mapped_column(primary_key=True)
+    """Digest of `content` (`model_registry.sample_sets`)."""
+    content: Mapped[list[Any]]
+    """Digest of each sample with its class, or null; sorted."""
+    created: Mapped[float]
 
 
 class Measurement(Table):

@@ -143,7 +143,7 @@ def test_planned_race_won_by_the_device_is_no_fallback(alone: bool, monkeypatch:
         cloud.script = cloud.hold
         monkeypatch.setattr(
             "edgesplit_agent.policy.row_selection.select_row",
-            lambda *_: RowChoice(slow, early_s=0.0, local_was_chosen=alone),
+            lambda *_: RowChoice(slow, early_s=0.0, local_was_chosen=alone, finish=LOCAL),
         )
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert (report.fallback, report.cause, report.hedged) == (False, "", True)
@@ -155,7 +155,7 @@ def test_race_against_a_failing_cloud_is_a_fallback(monkeypatch: pytest.MonkeyPa
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = unavailable
         monkeypatch.setattr(
-            "edgesplit_agent.policy.row_selection.select_row", lambda *_: RowChoice(CUT, early_s=LONG_S)
+            "edgesplit_agent.policy.row_selection.select_row", lambda *_: RowChoice(CUT, early_s=LONG_S, finish=LOCAL)
         )
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.cause and not report.raced

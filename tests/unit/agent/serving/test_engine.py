@@ -117,8 +117,21 @@ def test_lossy_row_sends_the_encoded_tensor(codec: str, datatype: str) -> None:
 
 def test_row_with_an_unknown_codec_is_dropped() -> None:
     """The agent drops what it could not encode, and keeps the other rows."""
-    later = msgspec.structs.replace(CUT, codecs={"h": "int4"})
+    later = msgspec.structs.replace(CUT, codecs={"h": "int2"})
     assert [row.name for row in plan_for(manifest(LOCAL, later), "pi4").rows] == ["local"]
+
+
+def test_row_whose_packed_codec_cannot_be_used_is_dropped() -> None:
+    """A foreign server decodes int6 but not int4; and a clip is a share of the range, or the row is not used."""
+    packed, fine = (msgspec.structs.replace(CUT, codecs={"h": codec}) for codec in ("int4", "int6"))
+
+    def usable(row: Row, **fields: str) -> bool:
+        return len(plan_for(manifest(LOCAL, row, **fields), "pi4").rows) == 2
+
+    assert usable(packed) and usable(fine) and usable(msgspec.structs.replace(packed, clips={"h": 0.4}))
+    assert usable(fine, offload="triton://gpu") and not usable(packed, offload="triton://gpu")
+    for clip in (0.0, -1.0, 1.5):
+        assert not usable(msgspec.structs.replace(packed, clips={"h": clip}))
 
 
 def test_selection_follows_current_conditions() -> None:

@@ -15,6 +15,7 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry
 from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.oip.report import Report
+from edgesplit_agent.releases.golden_result import GoldenResult
 from edgesplit_agent.releases.output_drift import MAX_DRIFT, Drift, drift_of, worst_drift
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
 from edgesplit_controller.fleet.devices import Devices
@@ -89,7 +90,7 @@ def test_release_health_counts_its_own_requests() -> None:
     ledger = ReleaseHealthTracker()
     ledger.on_activated(MODEL, OLD, 0.0)
     ledger.finished(record(DeadlineExceeded("late"), model=MODEL, digest=OLD))
-    ledger.on_activated(MODEL, NEW, 10.0, Drift(0.02, True), golden_ok=True)
+    ledger.on_activated(MODEL, NEW, 10.0, Drift(0.02, True), GoldenResult(10, 9, 10, 10))
     ledger.finished(record(report(OLD), model=MODEL, digest=OLD))
     ledger.finished(record(DeadlineExceeded("late"), model=MODEL, digest=OLD))
     weighed = {"joules": 2.0, "joules_basis": "predicted"}
@@ -105,7 +106,7 @@ def test_release_health_counts_its_own_requests() -> None:
     assert told == ReleaseHealth(
         model=MODEL, release=NEW, active_s=15.0, requests=100, failed=2, fallbacks=3, latency_p95_s=0.095,
         memory_bytes=5_000, celsius=71.5, joules=2.0, joules_basis="predicted", drift=0.02, top1_agrees=True,
-        golden_ok=True,
+        golden_ok=True, golden_labelled=10, golden_right=9, golden_compared=10, golden_agreeing=10,
     )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def test_active_release_is_always_reported() -> None:
 def test_new_release_is_compared_with_the_running_one(tmp_path: Path) -> None:
     """At activation the golden inputs run on both: a first release has none to compare with, and a changed factor
     shows."""
-    told: list[tuple[str, Drift | None, bool | None]] = []
+    told: list[tuple[str, Drift | None, GoldenResult | None]] = []
     source = Source(tmp_path / "controller")
     one, same, other = Tiny(1), Tiny(2), Tiny(3, factor=3.0)
     source.add(one, same, other)
@@ -193,10 +194,15 @@ def test_evidence_of_another_release_is_ignored(tmp_path: Path) -> None:
 def test_drift_is_remembered_by_the_controller(tmp_path: Path) -> None:
     """An agent that restarted no longer knows the drift; the controller does."""
     fleet = Fleet(tmp_path, "cam")
-    fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=9, drift=0.3, top1_agrees=False, golden_ok=True))
+    counts = {"golden_labelled": 20, "golden_right": 19, "golden_compared": 20, "golden_agreeing": 20}
+    compared = ReleaseHealth(
+        model=MODEL, release=NEW, requests=9, drift=0.3, top1_agrees=False, golden_ok=True, **counts
+    )
+    fleet.say("cam", compared)
     fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=1), sequence=1)
     found = fleet.evidence("cam")["cam"]
     assert (found.requests, found.drift, found.golden_ok) == (1, 0.3, True)
+    assert (found.inaccuracy, found.disagreement) == (1.0 - 0.95, 0.0)
 
 
 def test_failed_golden_inputs_are_reported_without_health(tmp_path: Path) -> None:

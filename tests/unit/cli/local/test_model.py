@@ -14,8 +14,8 @@ from PIL import Image
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import InputSpec, parse_input_spec
-from edgesplit_cli.commands.model import send_samples
-from edgesplit_cli.local.model import read_samples
+from edgesplit_cli.local.model import file_labels, read_samples, sample_files, sample_labels
+from edgesplit_cli.sample_upload import send_samples
 
 SPEC = msgspec.structs.replace(parse_input_spec("image/jpeg 16x16"), tensor="x", tensor_width=16, tensor_height=16)
 
@@ -82,3 +82,18 @@ def test_an_empty_sample_folder_is_refused_with_the_expected_type(tmp_path: Path
     (tmp_path / "c.npz").unlink()
     with pytest.raises(UsageError, match=r"takes tensors"):
         send_samples(RecordingController(None), "m", tmp_path)
+
+
+def test_sub_folders_named_by_class_give_labels(tmp_path: Path) -> None:
+    """Their names are the classes; labels.json is for the files beside it, and other folders are none."""
+    picture(tmp_path / "a.jpg")
+    (tmp_path / "labels.json").write_text(json.dumps({"a.jpg": 3, "b.jpg": 4}))
+    for folder in ("7", "12", "notes"):
+        (tmp_path / folder).mkdir()
+        picture(tmp_path / folder / "b.jpg")
+
+    files = sample_files(tmp_path, SPEC)
+
+    assert [file.parent.name for file in files[1:]] == ["12", "7"]
+    assert file_labels(tmp_path, files) == [3, 12, 7] == sample_labels(tmp_path, SPEC)
+    assert file_labels(tmp_path / "7", sample_files(tmp_path / "7", SPEC)) == [None]

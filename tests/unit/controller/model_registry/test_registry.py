@@ -10,7 +10,7 @@ import pytest
 from edgesplit.errors import ModelRefused, NotFound, UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.model_registry.golden import golden_pairs
+from edgesplit_controller.model_registry.golden import golden_pairs, judged_pairs
 from edgesplit_controller.model_registry.registry import MOST_SAMPLES
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_partitioner.profiling.layers import synthetic_frame
@@ -131,3 +131,30 @@ def test_a_damaged_or_missing_blob_raises(tmp_path: Path) -> None:
         store.get(digest)
     assert store.put_all([b"weights", b"weights", b""])[0] == digest
     assert store.get(digest) == b"weights"
+
+
+def test_golden_inputs_for_gates_of_answers_have_class_and_the_bases_answer(bench: RegistryHarness) -> None:
+    """Evenly spread over the labelled samples; what the base answers is what its outputs say."""
+    model, base = bench.push(a_model()), bench.push(a_model(seed=1), name="base")
+    raw = [npz(image=np.random.default_rng(seed).normal(size=(1, 3, 16, 16)).astype(np.float32)) for seed in range(8)]
+    bench.registry.add_samples(model, tensors=raw, labels={one: number for number, one in enumerate(raw[:6])})
+    samples = bench.registry.spread_samples(model, 3)
+    assert [label for _, label in samples] == [0, 2, 4]
+    loaded, loaded_base = bench.registry.load(model), bench.registry.load(base)
+
+    pairs = judged_pairs(loaded, samples, "small", loaded_base)
+
+    assert [pair.label for pair in pairs] == [0, 2, 4]
+    of_base = judged_pairs(loaded_base, samples, "base", loaded_base)
+    assert [pair.answer for pair in pairs] == [pair.answer for pair in of_base]
+    assert all(isinstance(pair.answer, int) for pair in pairs)
+    assert [pair.request for pair in pairs] == [pair.request for pair in of_base]
+    assert pairs[0].response != of_base[0].response
+    assert {pair.answer for pair in judged_pairs(loaded, samples, "small", None)} == {None}
+
+
+def test_gates_of_answers_need_classes(bench: RegistryHarness) -> None:
+    """A detector's outputs have no label to compare with, and samples must fit into a chunk."""
+    loaded = bench.registry.load(bench.push(a_model()))
+    with pytest.raises(UsageError, match="need samples"):
+        judged_pairs(loaded, [], "small", None)

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from sqlalchemy import select
 
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError, kind_of
 from edgesplit.links import parse_link
+from edgesplit.plan import Plan
 from edgesplit.process.supervised import SupervisedProcess
+from edgesplit.release.manifest import TensorSpec
 from edgesplit_controller.access.request_limits import BodyLimits, RateLimit
 from edgesplit_controller.api.dispatch import MAX_JOBS_PER_OPERATOR, HeavyJobQueue
 from edgesplit_controller.api.errors import status_of
@@ -33,6 +36,7 @@ from edgesplit_controller.planning.planner_service import (
     PlanningService,
     PlanOptions,
     SliceFactors,
+    answer_rule_of,
     device_profile,
     link_of,
     slowest_link,
@@ -592,6 +596,44 @@ def test_lossy_codecs_are_measured_only_when_a_loss_is_allowed(tmp_path: Path) -
     assert {message["codec"] for message in told} == {"int8"} and all(
         message["confirmed_loss"] == 0.001 for message in told
     )
+
+
+def test_changed_answers_are_confirmed_on_the_samples_that_choose_nothing(tmp_path: Path) -> None:
+    """Too few samples are refused before anything is measured. Answers are compared on all but the first 16, for the
+    tensors that the plan would send lossy, once; the row has the promise, and an answer that outputs leave open must be
+    said."""
+    bench, measure = RegistryHarness(tmp_path), CountingMeasure()
+    model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    options = PlanOptions(limits={"max_changed": 0.05, "force_after": "conv"})
+    archives = [npz(image=np.full((1, 3, 16, 16), value, np.float32)) for value in range(66)]
+    bench.registry.add_samples(model, tensors=archives[:60])
+    with pytest.raises(UsageError, match=r"it takes 45 .*there are 44 beside the 16"):
+        planning.plan(model, "raspberrypi4", parse_link("3g"), options)
+    assert measure.asked == []
+    bench.registry.add_samples(model, tensors=archives)
+
+    made = planning.plan(model, "raspberrypi4", parse_link("3g"), options)
+    planning.describe(model, "raspberrypi4", "3g", options)
+
+    compared = [asked for asked in measure.asked if asked.startswith("changes")]
+    assert len(compared) == 1 and "on 50 samples" in compared[0]
+    assert made.row.changed is not None and made.row.changed.samples == 50
+    assert set(made.row.codecs.values()) == {"int8"} and made.table.limits["max_changed"] == "0.05"
+    assert (
+        msgspec.json.decode(msgspec.json.encode(made.table), type=Plan).row(made.row.name).changed == made.row.changed
+    )
+
+    close = msgspec.structs.replace(options, answer="close:0.1")
+    planning.plan(model, "raspberrypi4", parse_link("3g"), close)
+    assert measure.asked[-1].startswith("changes of close:0.1")
+    assert close.as_options()["answer"] == "close:0.1" and "answer" not in options.as_options()
+    measure.changed = 20
+    bench.registry.add_samples(model, tensors=[npz(image=np.full((1, 3, 16, 16), 99.0, np.float32))])
+    refused = planning.plan(model, "raspberrypi4", parse_link("3g"), options)
+    assert refused.row.changed is None and not set(refused.row.codecs.values()) - {"raw"}
+    with pytest.raises(UsageError, match="give --answer"):
+        answer_rule_of("", [TensorSpec("a", "FP32", (1, 4)), TensorSpec("b", "FP32", (1, 4))])
 
 
 @pytest.mark.parametrize("host", ["hub.local", "hub", "10.0.0.2", "fe80::1", "bücher.example", "_edge.local", "hub."])

@@ -10,13 +10,15 @@ from sqlalchemy import select
 
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.release.agent_release import AGENT_MODEL
+from edgesplit.release.lineage import Lineage, VariantEvidence
 from edgesplit_controller.errors import Conflict
+from edgesplit_controller.model_registry.sample_sets import SampleSets
 from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_controller.rollout.states import NOTHING
-from edgesplit_controller.storage.tables.core import Event, Measurement, Model, ReleaseRow, Sample
+from edgesplit_controller.storage.tables.core import Event, Measurement, Model, ReleaseRow, Sample, SampleSetRow
 from edgesplit_controller.storage.tables.device_state import ModelBucketRow
 from edgesplit_controller.storage.tables.replan import PolicyRow, ProposalRow
-from support.registry_harness import npz
+from support.registry_harness import a_model, npz
 from support.retention_harness import RetentionHarness
 
 IMAGE = np.zeros((1, 3, 16, 16), np.float32)
@@ -65,7 +67,7 @@ def test_a_removed_model_leaves_its_audit_trail_and_its_version_number(world: Re
         session.add(PolicyRow(model="small", group="", mode="auto", doubt={}, changed=1.0))
         session.add(ModelBucketRow(model="small", group="", span_s=60, begins=0.0, content={}))
 
-    assert world.removal.remove_model("small") == {"models": ["small@1"], "releases": [release]}
+    assert world.removal.remove_model("small") == {"models": ["small@1"], "releases": [release], "variants": []}
 
     with world.database.read() as session:
         for table in (Model, Sample, Measurement, ReleaseRow, ProposalRow, PolicyRow, ModelBucketRow):
@@ -112,3 +114,29 @@ def test_what_is_added_to_a_model_that_was_removed_meanwhile_is_refused(world: R
     with pytest.raises(Conflict, match="was removed meanwhile"):
         world.registry.add_samples(world.model, tensors=[npz(image=IMAGE)])
     assert world.releases() == []
+
+
+def test_a_variant_outlives_its_base_and_still_names_it(world: RetentionHarness) -> None:
+    """The set that judged it goes with the base, its own samples stay; the removal says which versions stay."""
+    samples = [npz(image=IMAGE + number) for number in range(2)]
+    world.registry.add_samples(world.model, tensors=samples, labels={samples[0]: 1, samples[1]: 2})
+    sets = SampleSets(world.database, world.blobs, now=world.clock)
+    chosen = sets.create(world.model, [world.blobs.put(sample) for sample in samples])
+    lineage = Lineage(
+        base=world.model.ref, base_sha256=world.model.sha256, answer="class:scores", samples_sha256=chosen.sha256,
+        evidence=VariantEvidence(samples=1, changed=0, changed_at_most=0.9),
+    )  # fmt: skip
+    part = world.blobs.incoming_file()
+    part.write_bytes(a_model(5))
+    variant = world.registry.push(part, "small", lineage=lineage)
+    sets.inherit(world.model, variant, chosen)
+
+    assert world.removal.remove_model("small@1")["variants"] == ["small@2"]
+
+    with world.database.read() as session:
+        assert session.scalars(select(SampleSetRow)).all() == []
+    stored = world.registry.get("small")
+    assert stored.ref == "small@2" and stored.lineage is not None and stored.lineage["base"] == "small@1"
+    assert len(world.registry.samples(stored)) == 2 and world.registry.labels(stored) == [1, 2]
+    world.collector().collect()
+    assert len(world.registry.samples(world.registry.get("small"))) == 2

@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.rollout.gates import Evidence, Gates, judge, parse_gate, parse_gates
+from edgesplit_controller.rollout.gates import Evidence, Gates, gates_of_answers, judge, parse_gate, parse_gates
 
 KNOWN = Evidence(
     model="m", release="r", requests=100, failed=0, fallbacks=2, latency_p95_s=0.1, memory_bytes=200_000_000,
-    celsius=60.0, joules=0.2, drift=0.001, golden_ok=True, active_s=30.0,
+    celsius=60.0, joules=0.2, drift=0.001, golden_ok=True, active_s=30.0, inaccuracy=0.01, disagreement=0.0,
 )  # fmt: skip
-ALL = parse_gates(["p95<150ms", "errors<1%", "fallbacks<10%", "memory<400MB", "celsius<80", "joules<0.5", "drift<1%"])
+ALL = parse_gates(
+    ["p95<150ms", "errors<1%", "fallbacks<10%", "memory<400MB", "celsius<80", "joules<0.5", "drift<1%",
+     "accuracy>97%", "agreement>99%"]
+)  # fmt: skip
 
 
 def but(**changes: object) -> Evidence:
@@ -27,6 +30,7 @@ def but(**changes: object) -> Evidence:
     [
         ("p95<150ms", 0.15), ("p95 < 1.5 s", 1.5), ("errors<1%", 0.01), ("fallbacks<10%", 0.1), ("memory<400MB", 4e8),
         ("memory<64KiB", 65_536), ("celsius<80", 80.0), ("joules<0.5", 0.5), ("joules<20mJ", 0.02), ("drift<1%", 0.01),
+        ("accuracy>97%", 0.03), ("agreement > 99.5 %", 0.005),
     ],
 )  # fmt: skip
 def test_a_gate_is_parsed_with_its_unit(text: str, below: float) -> None:
@@ -40,7 +44,8 @@ def test_a_gate_is_parsed_with_its_unit(text: str, below: float) -> None:
         ("speed<3", "not one of p95"), ("p95<150", "write it as in p95<150ms"), ("p95>150ms", "p95<150ms"),
         ("errors<1", "errors<1%"),
         ("memory<400", "memory<400MB"), ("", "not one of"), ("p95<=150ms", "write it as"), ("p95<0ms", "above 0"),
-        ("p95<nan", "write it as"), ("<3", "not one of"), ("p95", "write it as"),
+        ("p95<nan", "write it as"), ("accuracy<97%", "accuracy>97%"), ("accuracy>0.97", "accuracy>97%"),
+        ("agreement>100%", "agreement>99%"), ("errors>1%", "errors<1%"), ("<3", "not one of"), ("p95", "write it as"),
     ],
 )  # fmt: skip
 def test_an_invalid_gate_is_refused_with_the_syntax(text: str, says: str) -> None:
@@ -69,7 +74,9 @@ def test_a_healthy_release_passes() -> None:
         ({"latency_p95_s": 0.15}, "p95<150ms"), ({"requests": 99, "failed": 1}, "errors<1%"),
         ({"fallbacks": 10}, "fallbacks<10%"),
         ({"memory_bytes": 400_000_000}, "memory<400MB"), ({"celsius": 80.0}, "celsius<80"),
-        ({"joules": 0.5}, "joules<0.5"), ({"drift": 0.01}, "drift<1%"), ({"golden_ok": False}, "golden"),
+        ({"joules": 0.5}, "joules<0.5"), ({"drift": 0.01}, "drift<1%"),
+        ({"inaccuracy": 1 - 0.97}, "accuracy>97%"), ({"disagreement": 0.2}, "agreement>99%"),
+        ({"golden_ok": False}, "golden"),
     ],
 )  # fmt: skip
 def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> None:
@@ -157,3 +164,12 @@ def test_any_evidence_gets_a_verdict_and_the_deadline_ends_waiting(
     )  # fmt: skip
     assert judge(ALL, evidence).state in ("pass", "fail", "wait")
     assert judge(ALL, msgspec.structs.replace(evidence, active_s=600.0)).state != "wait"
+
+
+def test_a_gate_of_answers_tells_the_share_that_it_needs() -> None:
+    """As it was written: what must be exceeded, not what is missing; it waits for golden inputs, and for no request."""
+    gates = parse_gates(["accuracy>97%"], requests=50)
+    assert judge(gates, but(inaccuracy=0.25, requests=0)).reason == "accuracy>97%: it is 75 %"
+    assert judge(gates, but(requests=0)).state == "pass"
+    assert judge(gates, but(inaccuracy=None, requests=100)).state == "wait"
+    assert gates_of_answers(gates) == {"accuracy"} and not gates_of_answers(parse_gates(["p95<1s"]))

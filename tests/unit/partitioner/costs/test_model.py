@@ -155,8 +155,8 @@ def test_planning_arguments_of_wrong_type_are_refused(ask: Callable[[Any], Any])
 def test_a_custom_codec_counts_where_loss_is_allowed() -> None:
     """Any name that is no typo of a known one; never without an allowance."""
     link = {"device-cloud": {"up_bytes_per_s": 1e3, "down_bytes_per_s": 1e3, "rtt_s": 0.0}}
-    own = {"int4+zstd": {"bytes": 1, "loss": 0.01}}
+    own = {"int2+zstd": {"bytes": 1, "loss": 0.01}}
     costs = load_costs(changed(("layers", 0, "writes", "x", "codecs"), own))
-    assert all("int4+zstd" not in row.codecs.values() for row in plan(costs, link).table.rows)
+    assert all("int2+zstd" not in row.codecs.values() for row in plan(costs, link).table.rows)
     allowed = plan(costs, link, limits={"max_loss": 0.02})
-    assert "int4+zstd" in allowed.codecs
+    assert "int2+zstd" in allowed.codecs

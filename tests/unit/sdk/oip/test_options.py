@@ -15,6 +15,8 @@ from edgesplit.oip.protocol import Scalar
         InferOptions(),
         InferOptions(stream="camera 1", drop="oldest", queue=2),
         InferOptions(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
+        InferOptions(stream="door", skip_still=0.01, answer="close:0.1"),
+        InferOptions(skip_still=0.0),
     ],
 )
 def test_options_round_trip(wishes: InferOptions) -> None:
@@ -53,6 +55,13 @@ def test_numbers_may_be_text() -> None:
         {"edgesplit_stale_ok": 10**400},
         {"edgesplit_stale_ok": True},
         {"edgesplit_stream": "x" * 81},
+        {"edgesplit_skip_still": 0.6},
+        {"edgesplit_skip_still": 1e-9},
+        {"edgesplit_skip_still": -0.01},
+        {"edgesplit_skip_still": "1%"},
+        {"edgesplit_skip_still": True},
+        {"edgesplit_answer": "x" * 201},
+        {"edgesplit_answer": 1},
         {"edgesplit_stream": 7},
     ],
 )

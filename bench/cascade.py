@@ -1,0 +1,250 @@
+"""Cascades: how often the promise of a threshold breaks, what stays on the device, and how soon audits notice.
+
+Three pairs of the ladder on its 500 photographs, which are the world: calibration frames are drawn from them with
+replacement, and the truth is the share over all of them. Beside it worlds at the limit whose frames are never seen
+twice. Then the sequential test of audits: streams at exactly the limit, at multiples of it, and streams in which labels
+are rotated or photographs darkened after a while.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from audit_streams import first_alarms, share_by_frame
+from ladder import LADDER, RULE, ladder_outputs, photograph_labels, photographs
+from promise_worlds import AtOnce, Photographs, Rising, World, count_broken, fix_threshold
+from record import Target, finish, make_parser, models_folder, percentile
+
+from edgesplit.answers.comparison import is_right, predicted_label
+from edgesplit.answers.score import score
+from edgesplit_partitioner.bounds.binomial import lower_share
+
+PAIRS = (("v1_0.25", "v1_0.75"), ("v1_0.5", "v2_1.0"), ("v1_0.75", "v2_1.0"))
+"""Small model and big model."""
+ALLOWED = (0.01, 0.02, 0.05)
+DELTA = 0.1
+CALIBRATION_FRAMES = 300
+SURE = 0.01
+"""A target on a share is missed if its lower bound, 99 % sure, exceeds what was promised."""
+MOST_ALARMS = 1_070
+"""Of 10,000 streams: a true probability of 10 % exceeds it once in a hundred runs."""
+STREAM_FRAMES = 5_000
+"""Audited frames of a stream at the limit."""
+DRIFT_STREAMS = 500
+GOOD_FRAMES = 500
+"""Audited frames before the drift."""
+DRIFT_FRAMES = 3_000
+"""Audited frames after it, within which an alarm counts."""
+FRAMES_PER_S = 10.0
+AUDITED = 0.01
+"""Share of frames that are audited, for seconds: one audit in 10 s."""
+BRIGHTNESS = (0.4, 0.2)
+"""Of darkened photographs."""
+ROTATED = "labels rotated"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two models on the photographs: the small one's scores, and whether the big one differs."""
+
+    small: str
+    big: str
+    world: Photographs = field(repr=False)
+    drifts: Mapping[str, Photographs] = field(repr=False)
+    """The world after a change, by its name: the small one's labels moved by one, as by a wrong map, or both models on
+    darkened photographs."""
+    small_right: float
+    big_right: float
+
+    @property
+    def name(self) -> str:
+        """Both names."""
+        return f"{self.small}, {self.big}"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """A model's answers and scores on all photographs."""
+
+    labels: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    right: float
+
+
+def answers_of(name: str, brightness: float = 1.0) -> Labels:
+    """Answers of a model of the ladder."""
+    outputs = ladder_outputs(LADDER[name], brightness)
+    rights = [is_right(RULE, output, label) for output, (_, label) in zip(outputs, photographs(), strict=True)]
+    return Labels(
+        np.array([predicted_label(RULE, output) for output in outputs]),
+        np.array([score("margin", RULE, output) for output in outputs]),
+        float(np.mean(rights)),
+    )
+
+
+def make_pair(small: str, big: str) -> Pair:
+    """Run or read both models, on photographs as they are and darkened."""
+    ours, theirs = answers_of(small), answers_of(big)
+    drifts = {ROTATED: Photographs(ours.scores, (ours.labels + 1) % 1000 != theirs.labels)}
+    for brightness in BRIGHTNESS:
+        dark_ours, dark_theirs = answers_of(small, brightness), answers_of(big, brightness)
+        drifts[f"darkened to {brightness}"] = Photographs(dark_ours.scores, dark_ours.labels != dark_theirs.labels)
+    world = Photographs(ours.scores, ours.labels != theirs.labels)
+    return Pair(small, big, world, drifts, ours.right, theirs.right)
+
+
+def promises(
+    name: str, world_at: Callable[[float], World], draws: int, random: np.random.Generator
+) -> Iterator[tuple[dict[str, Any], Target]]:
+    """Of each allowance: how often the promise broke, what stays, and the target."""
+    for allowed in ALLOWED:
+        frames = CALIBRATION_FRAMES
+        promise = count_broken(world_at(allowed), allowed, DELTA, draws=draws, frames=frames, random=random)
+        least = lower_share(promise.broken, promise.draws, SURE)
+        target = f"{name}, {allowed:.0%} allowed: lower bound of the share of broken promises"
+        yield (
+            {"world": name, "allowed": allowed, **asdict(promise), "least_broken": least},
+            Target(target, least, DELTA),
+        )
+
+
+def limit_streams(streams: int, random: np.random.Generator) -> Iterator[tuple[dict[str, Any], Target | None]]:
+    """Alarms of streams at the limit and at multiples of it, with the target on those at the limit."""
+    for allowed in ALLOWED:
+        for multiple in (1, 1.5, 2, 5):
+            count = streams if multiple == 1 else max(1, streams // 10)
+            draw = share_by_frame([(0, allowed * multiple)], random)
+            at = first_alarms(allowed, DELTA, count, STREAM_FRAMES, draw)
+            row = {"allowed": allowed, "changed": allowed * multiple, "streams": count, **alarm_times(at)}
+            goal = MOST_ALARMS * streams / 10_000
+            name = f"alarms in {streams} streams at exactly {allowed:.0%}, {STREAM_FRAMES} audited frames each"
+            yield row, Target(name, row["alarms"], goal) if multiple == 1 else None
+
+
+def alarm_times(at: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Alarms, and audited frames until them; times at which half or 95 % of all streams have had theirs, None where
+    they have not."""
+    waited = [float(frames) if frames else float("inf") for frames in at]
+    half, most = percentile(waited, 0.5), percentile(waited, 0.95)
+    return {
+        "alarms": int((at > 0).sum()),
+        "median_frames": None if half == float("inf") else int(half),
+        "p95_frames": None if most == float("inf") else int(most),
+    }
+
+
+def drift(pair: Pair, what: str, allowed: float, random: np.random.Generator) -> dict[str, Any]:
+    """Streams in which the world changes after `GOOD_FRAMES` audited frames, each with a threshold of its own. Alarms
+    are counted among those that the change brings above the limit."""
+    after = pair.drifts[what]
+    choices = [fix_threshold(pair.world, allowed, DELTA, CALIBRATION_FRAMES, random) for _ in range(DRIFT_STREAMS)]
+    thresholds = np.array([np.inf if choice.threshold is None else choice.threshold for choice in choices])
+
+    def draw(frame: int, streams: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        scores, differs = (pair.world if frame < GOOD_FRAMES else after).draw(len(streams), random)
+        return differs & (scores >= thresholds[streams])
+
+    at = first_alarms(allowed, DELTA, DRIFT_STREAMS, GOOD_FRAMES + DRIFT_FRAMES, draw)
+    early = (at > 0) & (at <= GOOD_FRAMES)
+    changed_after = np.array([after.loss(threshold) for threshold in thresholds])
+    above = at[(changed_after > allowed) & ~early]
+    delays = alarm_times(np.where(above > 0, above - GOOD_FRAMES, 0)) if len(above) else {"median_frames": None}
+    seconds = None if delays["median_frames"] is None else delays["median_frames"] / (FRAMES_PER_S * AUDITED)
+    return {
+        "pair": pair.name,
+        "drift": what,
+        "allowed": allowed,
+        "changed_before": float(np.mean([pair.world.loss(threshold) for threshold in thresholds])),
+        "changed_after": float(changed_after.mean()),
+        "stay_before": float(np.mean([pair.world.stay(threshold) for threshold in thresholds])),
+        "stay_after": float(np.mean([after.stay(threshold) for threshold in thresholds])),
+        "streams": DRIFT_STREAMS,
+        "streams_above": len(above),
+        "early_alarms": int(early.sum()),
+        **delays,
+        "median_s": seconds,
+    }
+
+
+def print_promise(row: dict[str, Any]) -> None:
+    """One line of what stays and what broke."""
+    print(
+        f"{row['world']:34} {row['allowed']:4.0%} allowed: {row['stay']:6.1%} stay, {row['loss']:6.2%} changed,"
+        f" {row['broken']} of {row['draws']} broken"
+    )
+
+
+def print_drift(row: dict[str, Any]) -> None:
+    """One line of a drift: how far, and how soon it was noticed."""
+    seconds = "-" if row["median_s"] is None else f"{row['median_s']:.0f} s"
+    print(
+        f"{row['pair']:18} {row['drift']:15} {row['allowed']:4.0%} allowed: {row['changed_before']:.1%} to"
+        f" {row['changed_after']:.1%} changed, {row['stay_before']:.0%} to {row['stay_after']:.0%} stay;"
+        f" {row['early_alarms']} early alarms; {row['streams_above']} of {row['streams']} streams above the limit:"
+        f" {row.get('alarms', 0)} alarms, median {row['median_frames']} audited frames ({seconds}),"
+        f" p95 {row.get('p95_frames')}"
+    )
+
+
+def measure(options: Namespace) -> tuple[dict[str, Any], list[Target]]:
+    """All measurements, printed as they come, with the targets."""
+    random = np.random.default_rng(options.seed)
+    print(f"seed {options.seed}")
+    pairs, skipped = [], []
+    for small, big in PAIRS:
+        missing = [
+            path.name for path in (LADDER[small].path, LADDER[big].path, photograph_labels()) if not path.is_file()
+        ]
+        if missing:
+            skipped.append(f"{small}, {big} ({', '.join(missing)} not in {models_folder()})")
+        else:
+            pairs.append(make_pair(small, big))
+    worlds: list[tuple[str, Callable[[float], World]]] = [
+        (pair.name, lambda _, world=pair.world: world)
+        for pair in pairs  # type: ignore[misc]
+    ]
+    worlds += [("simulated, rising", lambda _: Rising()), ("simulated, all at once", AtOnce)]
+    rows, targets = [], []
+    for name, world_at in worlds:
+        for row, target in promises(name, world_at, options.draws, random):
+            print_promise(row)
+            rows.append(row)
+            targets.append(target)
+    targets += [Target(f"{name}: share of broken promises", None, DELTA, left_out=(name,)) for name in skipped]
+    streams = []
+    for row, goal in limit_streams(options.streams, random):
+        print(row)
+        streams.append(row)
+        targets += [goal] if goal else []
+    drifts = [drift(pair, what, allowed, random) for pair in pairs for what in pair.drifts for allowed in ALLOWED]
+    for row in drifts:
+        print_drift(row)
+    told = [
+        {"pair": pair.name, "small_right": pair.small_right, "big_right": pair.big_right}
+        | {"agree": float(1.0 - pair.world.differs.mean())}
+        for pair in pairs
+    ]
+    results = {"seed": options.seed, "delta": DELTA, "calibration_frames": CALIBRATION_FRAMES}
+    results |= {"frames_per_s": FRAMES_PER_S, "audited": AUDITED, "pairs": told}
+    return results | {"promises": rows, "streams": streams, "drifts": drifts}, targets
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--draws", type=int, default=2_000, metavar="N", help="calibrations of each pair and allowance")
+    parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="streams at exactly the limit")
+    parser.add_argument("--seed", type=int, default=15, metavar="N")
+    options = parser.parse_args()
+    results, targets = measure(options)
+    finish(results, targets, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""What compression makes of the trained float models: sizes, changed answers with their bounds, and seconds.
+
+Every model is quantised to int8 with all of its layers, for its size; then the smallest variant that keeps an allowance
+is chosen on one half of the samples (`auto`, at 1, 2 and 5 % of answers changed), and judged on the other half, which
+chose nothing. Samples of sound are blocks of one recording, and so depend on each other: their bounds say less.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from record import Target, finish, make_parser, models_folder
+from trained import Skipped, TrainedModel, left_out, load_models
+
+from edgesplit.answers.answer_rule import infer_answer_rule, parse_answer_rule
+from edgesplit.device_profile import load_profile
+from edgesplit.errors import InfeasibleLimits, ModelRefused
+from edgesplit.input_spec import INPUT_LAYER
+from edgesplit_partitioner.compression.compress import CompressionResult, compress
+from edgesplit_partitioner.compression.gate import GateTerms
+from edgesplit_partitioner.compression.recipe import Method
+from edgesplit_partitioner.costs.predict import as_agents_run, predict_intervals
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
+from edgesplit_partitioner.model_loader import prepare_model
+
+ALLOWANCES = (0.01, 0.02, 0.05)
+CONVOLUTIONAL = ("squeezenet_fp32", "mobilenet_v1_0.25_224_float.tflite", "yolox_nano", "ultraface_rfb_320",
+                 "resnet8_cifar10_float.tflite")  # fmt: skip
+"""Models whose weights are those of convolutions, without the few kilobytes of `mnist_cnn`, which a graph outweighs."""
+RULES: Mapping[str, str] = {
+    "yolox_nano": "boxes:yolox:0.5", "ultraface_rfb_320": "boxes:scores+boxes:0.7", "gesture_mlp": "close:0",
+    "silero_vad_16k": "close:0.1", "dtln_1": "close:0.1", "dtln_2": "close:0.1", "dtln_1.tflite": "close:0.1",
+    "dtln_2.tflite": "close:0.1",
+}  # fmt: skip
+"""When an answer has changed, where it is not the most likely class."""
+BINDINGS: Mapping[str, Mapping[str, int]] = {
+    "silero_vad_16k": {"batch": 1, "sequence": 576},
+    "gesture_mlp": {"batch": 1},
+}
+PICTURES = ("squeezenet_fp32", "mobilenet_v1_0.25_224_float.tflite", "yolox_nano", "ultraface_rfb_320")
+"""Models that take the 500 photographs; the others have at most 300 samples."""
+OTHERS = ("gesture_mlp", "gesture_mlp.tflite", "mnist_cnn", "resnet8_cifar10_float.tflite", "silero_vad_16k", "dtln_1",
+          "dtln_2", "dtln_1.tflite", "dtln_2.tflite")  # fmt: skip
+BOARDS = ("raspberrypi4", "raspberrypi5", "jetson-orin-nano")
+LEAST_SAMPLES = 230
+SIZE, LEAST_PASSING = 0.30, 2.0
+
+
+@dataclass
+class ModelResult:
+    """What was found for one model."""
+
+    model: str
+    samples: int
+    base_bytes: int
+    size: float | None = None
+    """Bytes of int8 with all layers, relative to the float file."""
+    int8_changed: str = ""
+    """Changed answers of that variant, of the confirming samples."""
+    variants: list[dict[str, Any]] = field(default_factory=list)
+    refused: str = ""
+
+
+def find_models(only: Sequence[str]) -> Iterator[TrainedModel | Skipped]:
+    """The float models with their samples, as tensors."""
+    for names, count in ((PICTURES, 500), (OTHERS, 300)):
+        for name in names if not only else [name for name in names if name in only]:
+            own = 50 if name in ("mnist_cnn", "resnet8_cifar10_float.tflite") else count
+            yield from (
+                model
+                for model in load_models(own, [name], tflite=True)
+                if isinstance(model, Skipped) or model.spec is None
+            )
+
+
+def measure(model: TrainedModel, limit_s: float, folder: Path) -> ModelResult:
+    """Compress the model by each allowance."""
+    file = models_folder() / "models" / (model.name if model.name.endswith(".tflite") else f"{model.name}.onnx")
+    result = ModelResult(model.name, len(model.samples), file.stat().st_size)
+    given = RULES.get(model.name)
+    rule = parse_answer_rule(given, model.model.outputs) if given else infer_answer_rule(model.model.outputs)
+    if rule is None:
+        result.refused = "no answer rule"
+        return result
+
+    def run(method: Method, allowed: float, seconds: float) -> CompressionResult:
+        print(f"{model.name}: {method}, {allowed:.0%}", flush=True)
+        return compress(
+            file, method, model.samples, rule, GateTerms(least_agreement=1.0 - allowed), out_folder=folder,
+            bindings=BINDINGS.get(model.name), limit_s=seconds,
+        )  # fmt: skip
+
+    few = len(model.samples) < LEAST_SAMPLES
+    try:
+        plain = run("int8", 0.2 if few else ALLOWANCES[-1], 0.0)
+        result.size = plain.variant_bytes / plain.base_bytes
+        result.int8_changed = f"{plain.evidence.changed} of {plain.evidence.samples}"
+    except ModelRefused as refusal:
+        result.refused = str(refusal)
+        return result
+    for allowed in ALLOWANCES:
+        try:
+            result.variants.append(_variant(model.model, run("auto", allowed, limit_s), allowed))
+        except InfeasibleLimits as error:
+            result.variants.append({"allowed": allowed, "passed": False, "sentence": f"too few: {error}"})
+    return result
+
+
+def _variant(base: PreparedModel, result: CompressionResult, allowed: float) -> dict[str, Any]:
+    """What one allowance gave."""
+    board_s = {}
+    if result.path is not None:
+        variant = prepare_model(result.path.read_bytes())
+        board_s = {board: [predicted_s(model, board) for model in (base, variant)] for board in BOARDS}
+    return {
+        "allowed": allowed,
+        "passed": result.verdict.passed,
+        "sentence": result.verdict.sentence,
+        "method": result.recipe.method,
+        "float_layers": len(result.recipe.float_layers),
+        "without_kernel": list(result.recipe.without_kernel),
+        "size": result.variant_bytes / result.base_bytes,
+        "changed": result.evidence.changed,
+        "samples": result.evidence.samples,
+        "changed_at_most": result.evidence.changed_at_most,
+        "run_s": [result.base_run_s, result.variant_run_s],
+        "predicted_s": board_s,
+    }
+
+
+def predicted_s(model: PreparedModel, board: str) -> float:
+    """Seconds of the whole model on this board, as agents run it."""
+    profile = as_agents_run(load_profile(board), model.graph, model.format)
+    predictions = predict_intervals(model.graph, profile, model.format)
+    return sum(prediction.seconds for layer, prediction in predictions.items() if layer != INPUT_LAYER)
+
+
+def show(result: ModelResult) -> None:
+    """Print a model's lines."""
+    size = (
+        ""
+        if result.size is None
+        else f"int8 {result.size:.3f} of {result.base_bytes} bytes, {result.int8_changed} changed"
+    )
+    print(f"\n{result.model} ({result.samples} samples): {size}{result.refused}")
+    for variant in result.variants:
+        head = f"  {variant['allowed']:.0%}: {'passed' if variant['passed'] else 'MISSED'}"
+        if "method" not in variant:
+            print(f"{head}: {variant['sentence']}")
+            continue
+        base_s, variant_s = variant["run_s"]
+        boards = ", ".join(
+            f"{board} {1e3 * before:.3g} -> {1e3 * after:.3g}"
+            for board, (before, after) in variant["predicted_s"].items()
+        )
+        print(
+            f"{head}: {variant['method']}, {variant['float_layers']} layers in float, size {variant['size']:.3f};"
+            f" {variant['sentence']}; here {1e3 * base_s:.3g} -> {1e3 * variant_s:.3g} ms; predicted: {boards or '-'}"
+        )
+    sys.stdout.flush()
+
+
+def targets_of(results: Sequence[ModelResult], missing: tuple[str, ...]) -> list[Target]:
+    """The issue's targets."""
+    sizes = [result.size for result in results if result.model in CONVOLUTIONAL and result.size is not None]
+    passing = {
+        result.model
+        for result in results
+        for variant in result.variants
+        if variant["passed"] and variant["allowed"] == 0.05
+    }
+    return [
+        Target(
+            "largest size of an int8 convolutional model, of its float file",
+            max(sizes, default=None),
+            SIZE,
+            left_out=missing,
+        ),
+        Target(
+            "float models with a variant that passes at 5 % changed", float(len(passing)), LEAST_PASSING, at_least=True
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="names of models, such as squeezenet_fp32")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="seconds of each search for layers (300)")
+    options = parser.parse_args()
+    results, skipped, began = [], [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="edgesplit-bench-") as name:
+        for model in find_models(options.only):
+            if isinstance(model, Skipped):
+                skipped.append(model)
+                print(f"{model.name}: left out, {model.why}")
+                continue
+            results.append(measure(model, options.limit_s, Path(name)))
+            show(results[-1])
+    if sizes := [result.size for result in results if result.size is not None]:
+        print(f"\nmedian int8 size {statistics.median(sizes):.3f}; {time.monotonic() - began:.0f} s")
+    record = {"models": [asdict(result) for result in results]}
+    finish(record, targets_of(results, left_out(skipped, options.only)), options.json)
+
+
+if __name__ == "__main__":
+    main()

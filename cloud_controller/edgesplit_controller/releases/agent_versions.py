@@ -1,0 +1,33 @@
+"""Which agents can read a model's releases: manifests have fields that agents before some version refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.storage.tables.core import Device, Model
+
+FIELDS_SINCE = (0, 3)
+"""First version of the agent that reads manifests with a lineage, or with labels of golden inputs."""
+MOST_NAMED = 8
+
+
+def check_agents(model: Model, devices: Sequence[Device], *, judged: bool = False) -> None:
+    """Conflict naming the devices whose agent is too old to read releases of this model, which have labels of golden
+    inputs if `judged`. Those that never reported are accepted."""
+    if model.lineage is None and not judged:
+        return
+    what = "is judged by its answers" if model.lineage is None else f"stands in for {model.lineage['base']}"
+    old = sorted(device.name for device in devices if _is_before((device.birth or {}).get("agent_version", "")))
+    if old:
+        raise Conflict(
+            f"{model.ref} {what}, and agents before 0.3 refuse releases that say so:"
+            f" {', '.join(old[:MOST_NAMED])}{' and others' if len(old) > MOST_NAMED else ''}; `edgectl agent deploy`"
+            " updates them"
+        )
+
+
+def _is_before(version: str) -> bool:
+    parts = re.match(r"(\d+)\.(\d+)", version)
+    return parts is not None and (int(parts[1]), int(parts[2])) < FIELDS_SINCE

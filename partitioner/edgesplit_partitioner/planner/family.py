@@ -1,0 +1,339 @@
+"""`plan_family`: one table over several models of one task, the variants, and what is best on the planned link.
+
+Each variant's own table is exact over bandwidth and round trip (`planner`). The family's table is their union without
+the rows that can never be chosen: those that a row of a variant at least as accurate exceeds in no figure. Every
+objective grows with every figure, so for each floor of accuracy the table contains the best of (variant, cut, codecs)
+wherever the variants' tables do. See docs/decisions/0068-families.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from edgesplit import plan as plan_table
+from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.plan import Fallback, Power, Row, variant_name
+from edgesplit.variant_choice import ACCURACY
+from edgesplit_partitioner.arrays import TIE
+from edgesplit_partitioner.costs.model import Costs
+from edgesplit_partitioner.formulation.constraints import Limits, parse_limits
+from edgesplit_partitioner.formulation.objectives import LATENCY
+from edgesplit_partitioner.formulation.tiers import Links, parse_links
+from edgesplit_partitioner.planner.family_rows import undominated, variant_row
+from edgesplit_partitioner.planner.planner import PlanResult, plan
+from edgesplit_partitioner.planner.search import power_of
+
+MAX_VARIANTS = 8
+"""Variants of a family: they share the rows of one table."""
+VARIANT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,29}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model of the family, with its costs on the device class and its accuracy. UsageError for a bad value."""
+
+    name: str
+    costs: Costs = field(repr=False)
+    accuracy: float
+    """Share of right answers among the family's labelled samples, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if not VARIANT_NAME.fullmatch(self.name):
+            raise UsageError(
+                f"not a variant's name: {self.name[:80]!r} (lower-case letters, digits, '_' and '-', at most 31)"
+            )
+        if not 0.0 <= self.accuracy <= 1.0:
+            raise UsageError(f"variant {self.name}: an accuracy of {self.accuracy} is not between 0 and 1")
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A variant's best cut on the planned link, where no variant at least as accurate has one that costs less."""
+
+    variant: str
+    accuracy: float
+    row: str
+    """Its name in the family's table."""
+    value: float
+    """Of the objective: seconds where it is accuracy or latency."""
+    seconds: float
+    lower_bound: float
+    """No cut of this variant within the limits has a lower value."""
+
+
+@dataclass(frozen=True)
+class FamilyCertificate:
+    """The proof that no (variant, cut, codecs) is better than the chosen one."""
+
+    lower_bound: float
+    """No cut of a variant above the floor has a lower value; with objective accuracy, none of a variant as accurate as
+    the chosen one."""
+    gap: float
+    """How far above the bound the chosen one is, as a fraction of its value; 0 but for the noise of adding doubles."""
+    more_accurate_s: float | None
+    """With objective accuracy and a deadline: no cut of a more accurate variant takes less, and this is beyond the
+    deadline. None where no variant is more accurate."""
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """The plans of all variants, and what of them is best together."""
+
+    name: str
+    variants: Mapping[str, Variant]
+    """Above the floor, by name."""
+    plans: Mapping[str, PlanResult]
+    """By variant; without those that no cut within the limits exists for."""
+    left_out: Mapping[str, str]
+    """Variants without a plan or below the floor, with the reason."""
+    objective: str
+    least_accuracy: float
+    deadline_s: float
+    """0: none."""
+    fallback: Fallback
+    power: Power | None
+
+    @cached_property
+    def frontier(self) -> tuple[FrontierPoint, ...]:
+        """The most accurate first, each less accurate one of less cost than all before it."""
+        points = sorted(map(self._point, self.plans), key=lambda point: (-point.accuracy, point.value))
+        frontier: list[FrontierPoint] = []
+        for point in points:
+            if not frontier or point.value < frontier[-1].value * (1 - TIE):
+                frontier.append(point)
+        return tuple(frontier)
+
+    def _point(self, variant: str) -> FrontierPoint:
+        result = self.plans[variant]
+        row = variant_name(variant, result.row.name)
+        accuracy = self.variants[variant].accuracy
+        return FrontierPoint(variant, accuracy, row, result.value, result.seconds, result.certificate.lower_bound)
+
+    @cached_property
+    def best(self) -> FrontierPoint:
+        """The choice on the planned link. InfeasibleLimits where nothing on it meets the deadline."""
+        if self.objective != ACCURACY:
+            in_time = [point for point in self.frontier if self._in_time(point.seconds)]
+            chosen = min(in_time, key=lambda point: point.value, default=None)
+        else:
+            chosen = next((point for point in self.frontier if self._in_time(point.seconds)), None)
+        if chosen is None:
+            fastest = min(self.frontier, key=lambda point: point.seconds)
+            raise InfeasibleLimits(
+                f"family {self.name}: no variant{self._above_floor} answers within {self.deadline_s * 1e3:g} ms on the"
+                f" planned link; the fastest, {fastest.variant}, takes {fastest.seconds * 1e3:.3g} ms"
+            )
+        return chosen
+
+    def _in_time(self, seconds: float) -> bool:
+        return not self.deadline_s or seconds <= self.deadline_s * (1 + TIE)
+
+    @property
+    def _above_floor(self) -> str:
+        return f" of at least {self.least_accuracy:.1%} accuracy" if self.least_accuracy else ""
+
+    @cached_property
+    def certificate(self) -> FamilyCertificate:
+        """The proof that `best` is the best."""
+        chosen = self.best
+        bounds = {name: result.certificate.lower_bound for name, result in self.plans.items()}
+        ahead = [bounds[name] for name in self.plans if self.variants[name].accuracy > chosen.accuracy]
+        if self.objective == ACCURACY:
+            equals = [bounds[name] for name in self.plans if self.variants[name].accuracy == chosen.accuracy]
+            bound = min(equals)
+        else:
+            bound = min(bounds.values())
+        bound = min(bound, chosen.value)
+        gap = (chosen.value - bound) / chosen.value if chosen.value else 0.0
+        return FamilyCertificate(bound, gap, min(ahead, default=None) if self.objective == ACCURACY else None)
+
+    @property
+    def regret(self) -> float:
+        """How much more than the best (variant, cut, codecs) above any floor the table may cost under other server
+        loads and slow-downs (`PlanResult.regret`): the greatest of the variants'."""
+        return max(result.regret for result in self.plans.values())
+
+    @cached_property
+    def table(self) -> plan_table.Plan:
+        """One switching table over all variants, the most accurate first, its names prefixed by theirs."""
+        ordered = sorted(self.plans, key=lambda name: -self.variants[name].accuracy)
+        tables = {name: self.plans[name].table for name in ordered}
+        rows = undominated([
+            variant_row(row, name, self.variants[name].accuracy) for name in ordered for row in tables[name].rows
+        ])  # fmt: skip
+        first = tables[ordered[0]]
+        private = tuple(dict.fromkeys(tensor for table in tables.values() for tensor in table.private_tensors))
+        _check_private(rows, private)
+        used = {row.variant for row in rows}
+        return msgspec.structs.replace(
+            first, model=self.name, rows=rows, objective=self.objective, private_tensors=private,
+            fallback=self.fallback if any(row.is_local for row in rows) else "none",
+            required_local_layers=tuple(
+                variant_name(name, layer)
+                for name in ordered if name in used for layer in tables[name].required_local_layers
+            ),
+            basis=next((table.basis for table in tables.values() if table.basis != "measured"), first.basis),
+            power=self.power, regret=0.0 if math.isnan(self.regret) else self.regret,
+            least_accuracy=self.least_accuracy, deadline_s=self.deadline_s,
+        )  # fmt: skip
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON, with each variant's own plan."""
+        plain: dict[str, Any] = {
+            "model": self.name, "objective": self.objective, "least_accuracy": self.least_accuracy,
+            "deadline_s": self.deadline_s or None, "best": self.best, "certificate": self.certificate,
+            "frontier": self.frontier, "regret": None if math.isnan(self.regret) else self.regret,
+            "left_out": dict(self.left_out), "table": self.table,
+            "accuracies": {name: variant.accuracy for name, variant in self.variants.items()},
+        }  # fmt: skip
+        own = {name: result.to_builtins() for name, result in self.plans.items()}
+        return {**{name: msgspec.to_builtins(value) for name, value in plain.items()}, "variants": own}
+
+
+def plan_family(
+    name: str,
+    variants: Sequence[Variant],
+    links: Links,
+    *,
+    objective: str | Mapping[str, float] = ACCURACY,
+    limits: Limits | Mapping[str, Any] | None = None,
+    codecs: Iterable[str] | None = None,
+    least_accuracy: float = 0.0,
+) -> FamilyResult:
+    """Plans of all variants on the same links, under the same limits, and one table of them.
+
+    `objective` is `accuracy` or one that `plan` takes. The limit `deadline_s` is held against the link of the moment
+    at work; here it decides `best`. UsageError where an argument cannot be read; InfeasibleLimits where no variant is
+    above the floor, has a cut within the limits, or where not all of them fit into the device's memory.
+    """
+    kept = parse_limits(limits)
+    _check_request(name, variants, kept, least_accuracy)
+    accurate = [variant for variant in variants if variant.accuracy >= least_accuracy]
+    left_out = {
+        variant.name: f"its accuracy of {variant.accuracy:.1%} is below the floor"
+        for variant in variants if variant.accuracy < least_accuracy
+    }  # fmt: skip
+    power = _joint_power(accurate, links)
+    # The fastest cut keeps a deadline if any does, so only what is not planned for latency needs it as a limit.
+    own_limits = msgspec.structs.replace(kept, deadline_s=None) if objective in (ACCURACY, LATENCY) else kept
+    plans: dict[str, PlanResult] = {}
+    refused: dict[str, InfeasibleLimits] = {}
+    own_objective = LATENCY if objective == ACCURACY else objective
+    for variant in accurate:
+        planned = partial(
+            plan, variant.costs, links, objective=own_objective, codecs=codecs, power=power,
+            most_rows=LIMITS.rows // len(accurate),
+        )  # fmt: skip
+        try:
+            plans[variant.name] = _with_or_without_fallback(planned, own_limits)
+        except InfeasibleLimits as error:
+            refused[variant.name] = error
+    if not plans:
+        raise next(iter(refused.values()))
+    by_name = {variant.name: variant for variant in accurate}
+    _check_memory(name, plans, by_name, kept)
+    left_out |= {variant: str(error) for variant, error in refused.items()}
+    label = ACCURACY if objective == ACCURACY else next(iter(plans.values())).objective
+    return FamilyResult(
+        name, by_name, plans, left_out, label, least_accuracy, kept.deadline_s or 0.0, kept.fallback, power
+    )
+
+
+def _with_or_without_fallback(planned: Callable[..., PlanResult], limits: Limits) -> PlanResult:
+    """A variant's plan; where its whole weights exceed the device's memory, one without its local row: another variant
+    can finish for it."""
+    try:
+        return planned(limits=limits)
+    except InfeasibleLimits:
+        if limits.memory_bytes is None or limits.fallback == "none":
+            raise
+    return planned(limits=msgspec.structs.replace(limits, fallback="none"))
+
+
+def _check_request(name: str, variants: Sequence[Variant], limits: Limits, least_accuracy: float) -> None:
+    names = [variant.name for variant in variants]
+    if not 1 <= len(names) <= MAX_VARIANTS or len(set(names)) != len(names):
+        raise UsageError(f"family {name}: give 1 to {MAX_VARIANTS} variants of different names, not {names}")
+    if limits.forced or limits.edge_after:
+        raise UsageError(f"family {name}: the cut of a family cannot be forced: plan one of its variants")
+    if limits.keep_first:
+        raise UsageError(
+            f"family {name}: keep_first counts the layers of one model: use keep_raw_input, or plan a variant"
+        )
+    if limits.max_loss is not None:
+        raise UsageError(
+            f"family {name}: a row states the accuracy of the whole model, which codecs that lose would change:"
+            " leave max_loss out"
+        )
+    if not 0.0 <= least_accuracy <= 1.0:
+        raise UsageError(f"least accuracy of {least_accuracy}: a share between 0 and 1")
+    best = max(variants, key=lambda variant: variant.accuracy)
+    if best.accuracy < least_accuracy:
+        raise InfeasibleLimits(
+            f"family {name}: no variant reaches an accuracy of {least_accuracy:.1%}; the best, {best.name}, has"
+            f" {best.accuracy:.1%}"
+        )
+
+
+def _check_private(rows: Sequence[Row], private: Sequence[str]) -> None:
+    """UsageError where one variant sends a tensor that has the name of another's raw input."""
+    for row in rows:
+        links: tuple[Row | plan_table.Hop, ...] = (row, *row.hops)
+        clash = [tensor for link in links for tensor in link.sends if tensor in private]
+        if clash:
+            raise UsageError(
+                f"row {row.name} sends {clash[0]!r}, the name of another variant's raw input: plan without"
+                " keep_raw_input, or rename that tensor"
+            )
+
+
+def _joint_power(variants: Sequence[Variant], links: Links) -> Power | None:
+    """What the device draws, the same for all variants, since a plan has one figure; None where a layer has no joules.
+
+    Busy power, which counts while tensors are encoded, is the mean of the variants'.
+    """
+    powers = []
+    for variant in variants:
+        costs, chain = variant.costs, parse_links(variant.costs, links)
+        if any(chain.tiers[0] not in layer.joules for layer in costs.layers):
+            return None
+        powers.append(power_of(costs, chain))
+    return msgspec.structs.replace(powers[0], busy_watts=fmean(power.busy_watts for power in powers))
+
+
+def _check_memory(name: str, plans: Mapping[str, PlanResult], variants: Mapping[str, Variant], limits: Limits) -> None:
+    """InfeasibleLimits where the variants do not fit into the device's memory together; it names those to leave out: as
+    few as possible, and of these the least accurate."""
+    most = limits.memory_bytes
+    needed = {variant: result.memory for variant, result in plans.items()}
+
+    def bytes_of(kept: Iterable[str]) -> float:
+        # Weights stay loaded together; one request runs at a time, so the largest peak of live tensors counts.
+        held = [needed[variant] for variant in kept]
+        return sum(memory.weight_bytes for memory in held) + max(memory.peak_bytes for memory in held)
+
+    if most is None or bytes_of(plans) <= most * (1 + 1e-9):
+        return
+    for count in range(1, len(plans)):
+        choices = [
+            left for left in itertools.combinations(plans, count)
+            if bytes_of(variant for variant in plans if variant not in left) <= most * (1 + 1e-9)
+        ]  # fmt: skip
+        if choices:
+            left = min(
+                choices, key=lambda names: sorted((variants[variant].accuracy for variant in names), reverse=True)
+            )
+            raise InfeasibleLimits(
+                f"family {name}: its variants need {bytes_of(plans) / 1e6:.3g} MB on the device together, at most"
+                f" {most / 1e6:.3g} MB are allowed: leave out {' and '.join(left)}"
+            )
