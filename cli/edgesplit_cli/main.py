@@ -27,7 +27,7 @@ COMMANDS = {
     "infer": "infer", "kit": "kit", "offload": "offload", "export": "export", "backup": "backup",
     "restore": "backup", "flash": "flash", "fleet": "fleet", "adopt": "adopt", "bundle": "bundle",
     "doctor": "doctor", "config": "config", "undeploy": "undeploy", "gc": "gc", "release": "release",
-    "blobs": "blobs",
+    "blobs": "blobs", "family": "family",
 }  # fmt: skip
 """The module of `edgesplit_cli.commands` that defines each command."""
 

@@ -44,7 +44,8 @@ from edgesplit_controller.fleet.rows import (
 )
 from edgesplit_controller.history.buckets import Span
 from edgesplit_controller.history.rollup import RollUp
-from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.model_registry.families import Families, VariantRequest, family_of, family_to_dict
+from edgesplit_controller.model_registry.registry import Registry, read_tensors
 from edgesplit_controller.model_registry.sample_sets import SampleSets
 from edgesplit_controller.model_registry.variants import GateRequest, StoredVariant, Variants
 from edgesplit_controller.planning.planner_service import (
@@ -232,6 +233,23 @@ class Controller:
         model = self.registry.get(reference)
         return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors, labels=labels)}
 
+    def create_family(
+        self, name: str, variants: Sequence[VariantRequest], samples: Sequence[tuple[bool, bytes, int]]
+    ) -> dict[str, Any]:
+        """Heavy. Run models of one task on labelled samples and store them as a family. Each sample is a frame (True)
+        or an archive of tensors, with its label."""
+        read = [(data if is_frame else read_tensors(data), label) for is_frame, data, label in samples]
+        families = Families(self.database, self.blobs, self.registry, now=time)
+        return family_to_dict(families.create(name, variants, read))
+
+    def families(self) -> list[dict[str, Any]]:
+        """Every family."""
+        return [family_to_dict(model) for model in self.registry.all() if family_of(model) is not None]
+
+    def family(self, reference: str) -> dict[str, Any]:
+        """One family; UsageError for a model."""
+        return family_to_dict(self.registry.get(reference))
+
     def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
         """Heavy. Measure a model's layers on this machine; with `codecs` also the effect of each lossy codec on the
         results for the model's samples."""
@@ -258,7 +276,8 @@ class Controller:
     # ---- plans and deployments --------------------------------------------------------------------------------
 
     def plan(self, reference: str, device_class: str, link: str, options: PlanOptions) -> dict[str, Any]:
-        """Heavy. A plan with its explanation; nothing is deployed."""
+        """Heavy. A plan with its explanation; nothing is deployed. UsageError for a family, whose variants' costs are
+        planned together where they are asked for."""
         return self.planner.describe(self.registry.get(reference), device_class, link, options)
 
     def deploy(

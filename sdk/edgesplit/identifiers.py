@@ -9,6 +9,7 @@ from edgesplit.errors import MalformedMessage, UsageError
 
 DEVICE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 MODEL = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
+VARIANT = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,29}[a-z0-9])?")
 SLICE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin", "operator"})
@@ -45,6 +46,13 @@ def model_name(raw: str) -> str:
     """Return `raw` if it is a valid model name; UsageError otherwise."""
     if not MODEL.fullmatch(raw):
         raise UsageError(f"not a model name: {raw[:80]!r} (lower-case letters, digits, '.', '_' and '-', at most 63)")
+    return raw
+
+
+def variant_name(raw: str) -> str:
+    """Return `raw` if it is a valid name of a family's variant; UsageError otherwise."""
+    if not VARIANT.fullmatch(raw):
+        raise UsageError(f"not a variant's name: {raw[:80]!r} (lower-case letters, digits, '_' and '-', at most 31)")
     return raw
 
 

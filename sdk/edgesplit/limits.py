@@ -48,6 +48,8 @@ class Limits:
     """Slices of one release."""
     rows: int = 64
     """Rows of one plan."""
+    variants: int = 8
+    """Variants of a family: they share the rows of one plan."""
     wrapped_bytes: int = 65_536
     """Wrapped content keys of one release for one device."""
     http_header_bytes: int = 32_768

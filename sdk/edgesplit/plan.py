@@ -188,7 +188,7 @@ def remote_half_beyond(row: Row) -> Row:
         name=f"{whole}{FURTHER_LINK_MARK}{int(link or '0') + 1}", device=(*row.device, *gateway_part(row).remote),
         remote=hop.remote, sends=hop.sends, receives=hop.receives, codecs=hop.codecs, clips=hop.clips,
         compress=hop.compress, encode_s=hop.encode_s, up_bytes=hop.up_bytes, down_bytes=hop.down_bytes,
-        decode_s=hop.decode_s, remote_s=hop.seconds, hops=row.hops[1:],
+        decode_s=hop.decode_s, remote_s=hop.seconds, hops=row.hops[1:], variant=row.variant, accuracy=row.accuracy,
     )  # fmt: skip
 
 

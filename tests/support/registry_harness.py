@@ -14,8 +14,8 @@ from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Model
 
 
-def a_model(seed: int = 0, batch: int | str = 1) -> bytes:
-    """A convolution, a pool and a classifier."""
+def a_model(seed: int = 0, batch: int | str = 1, width: int = 4) -> bytes:
+    """A convolution of so many channels, a pool and a classifier."""
     rng = np.random.default_rng(seed)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -32,7 +32,7 @@ def a_model(seed: int = 0, batch: int | str = 1) -> bytes:
         "small",
         [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [batch, 3, 16, 16])],
         [onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, [batch, 5])],
-        [weight("w1", 4, 3, 3, 3), weight("w2", 4, 5)],
+        [weight("w1", width, 3, 3, 3), weight("w2", width, 5)],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
     raw: bytes = model.SerializeToString()

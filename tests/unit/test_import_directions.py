@@ -53,7 +53,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     PARTITIONER: (
         "arrays bounds ir sandbox",
         "algorithms onnx_format slicing tflite_format",
-        "edgetpu model_loader",
+        "edgetpu family_slicing model_loader",
         "costs",
         "formulation profiling",
         "calibration compression milp split_check",

@@ -30,6 +30,7 @@ from edgesplit.release.privacy_floor import PrivacyFloor, floor_violation
 from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Tensor, Tensors, Timing
 from edgesplit.runtime.providers import ACCELERATOR_GONE
+from edgesplit_agent.releases.class_labels import by_label
 from edgesplit_agent.releases.measured_plan import FirstWork, with_measured_seconds
 from edgesplit_agent.worker.host import Host, SliceRun, StartHost
 
@@ -232,9 +233,20 @@ class LoadedRelease:
 
     def receives(self, row: Row) -> tuple[TensorSpec, ...]:
         """Specifications of the tensors that the offload target must return for this row."""
-        by_name = {spec.name: spec for item in self.manifest.slices for spec in item.outputs}
-        by_name.update({spec.name: spec for spec in self.manifest.outputs})
+        by_name = self.manifest.tensors_of(row.variant)
         return tuple(by_name[name] for name in row.receives)
+
+    def outputs_by(self, variant: str, tensors: Tensors) -> dict[str, Tensor]:
+        """The request's outputs among the tensors that a variant computed ("": the one model), under the names of the
+        family's outputs and in the order of its classes. InferenceFailed where one is missing."""
+        names = self.manifest.outputs_of(variant)
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise InferenceFailed(f"there is no output {missing[0]!r}")
+        found = self.manifest.variant(variant)
+        labels = found.labels if found is not None else ()
+        wanted = zip(self.outputs, names, strict=True)
+        return {spec.name: by_label(tensors[name], labels, spec) for spec, name in wanted}
 
     def predicted_s(self, names: Collection[str]) -> float:
         """Seconds that the plan predicts for these slices on this class of device."""
@@ -275,9 +287,7 @@ def plan_for(manifest: Manifest, device_class: str, floor: PrivacyFloor | None =
     plan = manifest.plans.get(device_class)
     if plan is None:
         raise UsageError(f"the release has no plan for {device_class!r}, only for {sorted(manifest.plans)}")
-    outputs = {spec.name for item in manifest.slices for spec in item.outputs}
-    outputs |= {spec.name for spec in manifest.outputs}
-    reasons = {row.name: _reason_against(row, plan, manifest, floor or PrivacyFloor(), outputs) for row in plan.rows}
+    reasons = {row.name: _reason_against(row, plan, manifest, floor or PrivacyFloor()) for row in plan.rows}
     rows = tuple(row for row in plan.rows if not reasons[row.name])
     for name, reason in reasons.items():
         if reason:
@@ -288,8 +298,9 @@ def plan_for(manifest: Manifest, device_class: str, floor: PrivacyFloor | None =
     return msgspec.structs.replace(plan, rows=rows)
 
 
-def _reason_against(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloor, known: Collection[str]) -> str:
+def _reason_against(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloor) -> str:
     """Why this device must not or cannot run the row; empty where it can."""
+    known = manifest.tensors_of(row.variant)
     unknown = sorted({*row.codecs.values()} - {*boundary_codecs.CODECS}) or sorted({*row.receives} - {*known})
     if foreign := sorted({*row.codecs.values()} & {*boundary_codecs.PACKED}) if plan.offload else []:
         return f"it sends by {foreign[0]}, which {plan.offload} does not decode"
@@ -316,13 +327,15 @@ def check_golden(
     golden: GoldenExample,
     chunk: Callable[[str], bytes],
     ranges: Mapping[str, float] | None = None,
+    variant: str = "",
 ) -> dict[str, Tensor]:
     """Run one golden input on the device alone and return its outputs. InferenceFailed where they differ from the whole
     model's, relative to their `ranges` (`golden_ranges`).
 
-    Where the plan has no local row there is nothing to compare, loading was the whole test, and the result is empty.
+    In a family the whole model is `variant`. Where the plan has no local row of it there is nothing to compare, loading
+    was the whole test, and the result is empty.
     """
-    local = active.plan.local
+    local = next((row for row in active.plan.rows if row.is_local and row.variant == variant), None)
     if local is None:
         return {}
     request = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))

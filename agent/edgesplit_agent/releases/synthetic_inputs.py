@@ -42,7 +42,7 @@ def unchanged_answers_check(active: LoadedRelease, inputs: Tensors) -> Callable[
 
     local = active.plan.local
     order = [] if local is None else active.order(local.device)
-    names = [] if local is None else [spec.name for spec in active.outputs]
+    names = [] if local is None else active.manifest.outputs_of(local.variant)
 
     def run_alone() -> Tensors:
         outputs = active.run(order, inputs)

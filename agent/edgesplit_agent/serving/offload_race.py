@@ -23,7 +23,7 @@ from edgesplit.offload_client.pool import OffloadAnswer, OffloadFailure, encode_
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import Hedge
 from edgesplit.oip.report import Report
-from edgesplit.plan import Conditions
+from edgesplit.plan import Conditions, Row
 from edgesplit.release import boundary_codecs
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.emulated import sleep_until_elapsed
@@ -319,14 +319,17 @@ def build_answer(
     remote: OffloadAnswer | None = None,
 ) -> Answer:
     """The answer, if it is complete and in time. Raises InferenceFailed, DeadlineExceeded."""
-    outputs = {**live, **(remote.outputs if remote else {})}
-    missing = [spec.name for spec in request.release.outputs if spec.name not in outputs]
-    if missing:
-        raise InferenceFailed(f"the row {prediction.row.name!r} returned no output {missing[0]!r}")
+    tensors = {**live, **(remote.outputs if remote else {})}
+    outputs = request.release.outputs_by(_answered_by(prediction, race, remote).variant, tensors)
     if request.left_s <= 0:
         raise DeadlineExceeded("the answer was ready only after the deadline")
-    wanted = {spec.name: outputs[spec.name] for spec in request.release.outputs}
-    return Answer(wanted, _build_report(request, prediction, race, remote))
+    return Answer(outputs, _build_report(request, prediction, race, remote))
+
+
+def _answered_by(prediction: Prediction, race: RaceState | None, remote: OffloadAnswer | None) -> Row:
+    """The row whose variant gave the answer: the one that was sent, or that by which the device finished."""
+    by_device = race is not None and remote is None
+    return prediction.finish if by_device and prediction.finish is not None else prediction.row
 
 
 def _build_report(
@@ -334,7 +337,7 @@ def _build_report(
 ) -> Report:
     row = prediction.row
     by_device = race is not None and remote is None
-    answered_by = prediction.finish if by_device and prediction.finish is not None else row
+    answered_by = _answered_by(prediction, race, remote)
     lost_as_planned = race is not None and by_device and race.lost_as_planned
     seconds = request.trace.timeline.seconds_by_phase()
     remote_phases = remote.phases if remote else {}

@@ -259,9 +259,10 @@ class WorkerServer:
 def _load_program(request: ipc.OpenSlices, slice_: Slice, source: SliceSource | None, runtime: Runtime) -> Program:
     if source is not None:
         return runtime.load(slice_, source)
-    if request.input_spec is None:
+    spec = request.input_specs.get(slice_.name)
+    if spec is None:
         raise ModelRefused(f"slice {slice_.name} decodes the input, but the release has no input spec")
-    program = InputProgram(request.input_spec)
+    program = InputProgram(spec)
     return runtime.wrap(slice_.name, program) if isinstance(runtime, EmulatedRuntime) else program
 
 

@@ -38,6 +38,7 @@ def dataflow_of(manifest: Manifest, order: Sequence[str]) -> Dataflow:
         produced.update((spec.name, spec) for spec in slice_.outputs)
     # Outputs that leave the run: the model's own, and the inputs of slices that run elsewhere (the boundary tensors).
     needed = {spec.name for spec in manifest.outputs}
+    needed |= {name for variant in manifest.family for name in variant.outputs}
     needed |= {spec.name for slice_ in manifest.slices if slice_.name not in order for spec in slice_.inputs}
     wants = tuple(name for name in produced if name in needed)
     room = sum(_room_bytes(produced[name]) for name in wants)

@@ -71,7 +71,8 @@ class OpenSlices(msgspec.Struct, frozen=True, tag="open"):
     """Engine options."""
     optional: tuple[str, ...] = ()
     """Slices that may be refused."""
-    input_spec: InputSpec | None = None
+    input_specs: dict[str, InputSpec] = {}
+    """By input slice, of which a family has one per variant."""
     slice_s: dict[str, float] | None = None
     """Emulated device: seconds that each slice takes; None: not emulated."""
     memory_bytes: int = 0

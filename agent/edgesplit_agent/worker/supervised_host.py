@@ -208,8 +208,10 @@ class _WorkerSupervisor:
     def _open_message(self, needed: NeededSlices, setup: EngineOptions) -> OpenSlices:
         manifest = self.release.manifest
         max_bytes = self.bounds.memory_bytes // MERGED_MEMORY_DIVISOR
+        decoders = {slice_: manifest.input_spec_of(slice_) for slice_ in manifest.slices if slice_.format == "input"}
         return OpenSlices(
-            setup=setup, optional=tuple(needed.optional), input_spec=manifest.input_spec,
+            setup=setup, optional=tuple(needed.optional),
+            input_specs={slice_.name: spec for slice_, spec in decoders.items() if spec is not None},
             slice_s=None if self.slice_s is None else dict(self.slice_s), memory_bytes=self.bounds.memory_bytes,
             merges=merges_of(manifest, self.plan, max_bytes) if setup.merge else (),
             shares=dict(self.plan.slice_s) if setup.merge else {},

@@ -70,9 +70,9 @@ MAX_NAMED = 10
 @click.pass_obj
 def deploy(
     data: Path, /, model: str, partition: str, edge_after: str | None, targets: tuple[str, ...],
-    objective: str | dict[str, float], codecs: tuple[str, ...] | None, answer: str, offload: str, now: bool,
-    encrypt: bool, recut: bool, replan: str | None, wait_s: float, sign_with: tuple[str, ...], yes: bool, as_json: bool,
-    **limits: Any,
+    objective: str | dict[str, float] | None, least_accuracy: float | None, codecs: tuple[str, ...] | None, answer: str,
+    offload: str, now: bool, encrypt: bool, recut: bool, replan: str | None, wait_s: float,
+    sign_with: tuple[str, ...], yes: bool, as_json: bool, **limits: Any,
 ) -> None:  # fmt: skip
     """Split MODEL for each target, sign it as one release, and roll it out to the devices.
 
@@ -85,7 +85,8 @@ def deploy(
         "partition": partition,
         "to": list(targets),
         "limits": {**build_limits(**limits), **({"edge_after": edge_after} if edge_after else {})},
-        "objective": objective,
+        **({"objective": objective} if objective else {}),
+        **({"least_accuracy": least_accuracy} if least_accuracy else {}),
         "now": now,
         "encrypt": encrypt,
         "recut": recut,

@@ -20,13 +20,14 @@ from edgesplit.client.request import Answer
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
+from edgesplit.oip.options import InferOptions
 from edgesplit.oip.report import from_parameters, phases
-from edgesplit.plan import LOCAL
+from edgesplit.plan import LOCAL, variant_name
 from edgesplit.quantities import format_size
 from edgesplit.terminal_text import printable
 from edgesplit_cli.local.model import read_tensors, write_npz
 from edgesplit_cli.options.completion import complete_devices, complete_models
-from edgesplit_cli.options.types import FILE, NEW_FILE, Number
+from edgesplit_cli.options.types import FILE, FRACTION, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import waterfall
@@ -53,13 +54,17 @@ MAX_STATUS_BYTES = 16 * 2**20
     "--deadline", "deadline_s", type=Number(0, MAX_DEADLINE_S, min_open=True), default=5.0, show_default=True,
     help="Deadline of the request, in seconds; an application's `Client.infer` has 2 by default.",
 )  # fmt: skip
+@click.option(
+    "--least-accuracy", type=FRACTION, metavar="SHARE",
+    help="Of a family, asked directly: no variant of less accuracy answers, as in 70%; an error where none can.",
+)  # fmt: skip
 @click.option("--out", type=NEW_FILE, help="Write the outputs to this .npz file.")
 @click.option("--timeline", "as_timeline", is_flag=True, help="Draw where the request's time went.")
 @json_option
 @click.pass_obj
 def infer(
     data: Path, model: str, source: Path, device: str | None, via: str | None, url: str | None, deadline_s: float,
-    out: Path | None, as_timeline: bool, as_json: bool,
+    least_accuracy: float | None, out: Path | None, as_timeline: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run MODEL (NAME, or NAME@VERSION) on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per
     input.
@@ -74,9 +79,9 @@ def infer(
             raise UsageError(f"--out needs a file that ends with .npz, not {out.name!r}")
         check_writable(out)
     if device is None:
-        answer = _ask_agent(url or DEFAULT_URL, model, source, deadline_s)
+        answer = _ask_agent(url or DEFAULT_URL, model, source, deadline_s, least_accuracy)
     else:
-        answer = _ask_device(connect(data), device, via, model, source, deadline_s, quiet=as_json)
+        answer = _ask_device(connect(data), device, via, model, source, deadline_s, least_accuracy, quiet=as_json)
     if out is not None:
         write_npz(out, answer.outputs)
     report = printable(msgspec.to_builtins(answer.report)) if answer.report else None
@@ -97,21 +102,25 @@ def infer(
 
 
 def _ask_device(
-    api: ControllerClient, device: str, via: str | None, model: str, source: Path, deadline_s: float, *, quiet: bool
-) -> Answer:
+    api: ControllerClient, device: str, via: str | None, model: str, source: Path, deadline_s: float,
+    least_accuracy: float | None, *, quiet: bool,
+) -> Answer:  # fmt: skip
     """The answer of a device; standard error says which way it was asked."""
     url = _find_agent(api, device, via)
     click.echo(f"{device}: asked {'through the controller' if url is None else f'at {url}'}", err=True)
-    if url is None:
-        return _ask_controller(api, device, model, source, deadline_s, quiet=quiet)
-    return _ask_agent(url, model, source, deadline_s)
+    if url is not None:
+        return _ask_agent(url, model, source, deadline_s, least_accuracy)
+    if least_accuracy:
+        raise UsageError("--least-accuracy is for a device that is asked directly: run this on the device itself")
+    return _ask_controller(api, device, model, source, deadline_s, quiet=quiet)
 
 
-def _ask_agent(url: str, model: str, source: Path, deadline_s: float) -> Answer:
+def _ask_agent(url: str, model: str, source: Path, deadline_s: float, least_accuracy: float | None) -> Answer:
     """The answer of the agent at this address."""
     client = Client(url)
     inputs = read_inputs(source, model, lambda: client.metadata(model))
-    return client.infer(model, inputs, deadline_s=deadline_s)
+    options = InferOptions(least_accuracy=least_accuracy or 0.0)
+    return client.infer(model, inputs, deadline_s=deadline_s, options=options)
 
 
 def _find_agent(api: ControllerClient, device: str, via: str | None) -> str | None:
@@ -167,11 +176,14 @@ def read_inputs(source: Path, model: str, metadata: Callable[[], Mapping[str, An
 
 def _route_text(report: dict[str, Any]) -> str:
     """One line on where the answer was computed and how long each part took."""
-    where = "on the device alone" if report["row"] == LOCAL else "beyond the link"
-    if report["split_after"] and report["row"] != LOCAL:
+    alone = report["row"] == variant_name(report["variant"], LOCAL)
+    where = "on the device alone" if alone else "beyond the link"
+    if report["split_after"] and not alone:
         where = f"{report['row']} (after {report['split_after']})"
     if report["fallback"]:
         where = f"on the device alone, as a fallback ({report['cause']})"
+    if report["variant"]:
+        where += f", by {report['variant']} ({report['accuracy']:.1%} accurate)"
     parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"
     if report["next_tier_s"] > 0:
         cloud = f"{ms(report['next_tier_server_s'])} ms in the cloud"

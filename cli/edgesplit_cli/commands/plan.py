@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from edgesplit_cli.local.costs import ANY_DEVICE, count_changed_answers, measure
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.completion import complete_models_or_files, complete_profiles
 from edgesplit_cli.options.plan_limits import answer_option, build_limits, limit_options, offload_option
-from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
+from edgesplit_cli.options.types import ACCURACY, EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.progress import controller_progress
 from edgesplit_cli.settings import connect
@@ -130,7 +130,14 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
         answer=options["answer"],
         quiet=as_json,
     )
+    variants = _variants_of(data, what)
+    if variants:
+        _plan_family(data, variants, source, limits, options, as_json)
+        return
+    if options["least_accuracy"]:
+        raise UsageError(f"{what} is no family: --least-accuracy chooses among the variants of one")
     costs = _load_costs(data, source)
+    objective = options["objective"] or "latency"
     if options["offload"]:
         costs = costs_for_foreign_server(costs, ForeignServer.parse(options["offload"]))
         limits = adapt_limits(limits, costs)
@@ -138,14 +145,14 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
     links = plan_links(costs.tiers, options["link"], options["tiers"], options["trace"], options["radio"])
     codecs = options["codecs"]
     if source.max_changed:
-        tensors = tensors_to_confirm(costs, links, objective=options["objective"], limits=limits, codecs=codecs)
+        tensors = tensors_to_confirm(costs, links, objective=objective, limits=limits, codecs=codecs)
         costs = _with_changed_answers(data, source, costs, tensors)
-    result = describe(costs, links, objective=options["objective"], limits=limits, codecs=codecs)
+    result = describe(costs, links, objective=objective, limits=limits, codecs=codecs)
     reasons = None
     if options["explained"]:
         from edgesplit_partitioner.presentation.explain import explain
 
-        reasons = explain(costs, links, limits, objective=options["objective"], codecs=codecs)
+        reasons = explain(costs, links, limits, objective=objective, codecs=codecs)
     if as_json:
         print_json(result | ({"explanation": msgspec.to_builtins(reasons)} if reasons else {}))
     else:
@@ -156,6 +163,47 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
         print_reasons(reasons)
     if options["plot"]:
         _draw(result, options["plot"], as_json)
+
+
+def _variants_of(data: Path, what: str) -> dict[str, Any] | None:
+    """The family of that name at the controller; None for a model or a file."""
+    if is_file(what) or Path(what).is_file():
+        return None
+    model: dict[str, Any] = connect(data).get(f"/v1/models/{quote(what)}")
+    return connect(data).get(f"/v1/families/{quote(what)}") if model.get("family") else None
+
+
+def _plan_family(
+    data: Path, family: dict[str, Any], source: CostsSource, limits: dict[str, Any], options: dict[str, Any],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Plan a family of the controller from its variants' costs, and print or draw the result."""
+    from edgesplit_cli.views.family_plan import print_family_plan
+    from edgesplit_partitioner.planner.family import Variant, plan_family
+    from edgesplit_partitioner.presentation.frontier_picture import render_frontier
+
+    if options["explained"] or options["offload"]:
+        raise UsageError("--explain and --offload are for one model: plan a variant")
+    variants = [
+        Variant(one["name"], _load_costs(data, replace(source, what=one["model"])), one["accuracy"])
+        for one in family["variants"]
+    ]
+    tiers = variants[0].costs.tiers
+    links = plan_links(tiers, options["link"], options["tiers"], options["trace"], options["radio"])
+    result = plan_family(
+        family["family"], variants, links, objective=options["objective"] or ACCURACY, limits=limits,
+        codecs=options["codecs"], least_accuracy=options["least_accuracy"] or 0.0,
+    ).to_builtins()  # fmt: skip
+    if as_json:
+        print_json(result)
+    else:
+        print_family_plan(result)
+    if options["plot"]:
+        file: Path = options["plot"]
+        with file.open("wb") as into:
+            render_frontier(result, into, file.suffix.lower()[1:])
+        if not as_json:
+            console().print(f"drawn: {file}")
 
 
 def _forced_limit(partition: str) -> dict[str, str]:

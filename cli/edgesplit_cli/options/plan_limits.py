@@ -22,10 +22,16 @@ limit_options = option_group(
     click.option(
         "--objective",
         type=OBJECTIVE,
-        default="latency",
-        show_default=True,
         metavar="WHAT",
-        help="latency, p95, energy or throughput; or weights, as in latency=1,energy=0.5 (per second, per joule).",
+        help="latency, p95, energy or throughput; or weights, as in latency=1,energy=0.5 (per second, per joule); of a"
+        " family also accuracy: the most accurate variant that meets the deadline. [default: latency, of a family"
+        " accuracy]",
+    ),
+    click.option(
+        "--least-accuracy",
+        type=FRACTION,
+        metavar="SHARE",
+        help="Of a family: no request is answered by a variant of less accuracy, as in 70%.",
     ),
     click.option(
         "--keep-raw-input", is_flag=True, help="The raw input (frame or decoded picture) never leaves the device."
@@ -52,7 +58,8 @@ limit_options = option_group(
         "deadline_s",
         type=DURATION,
         metavar="TIME",
-        help="Latency limit on this link, from the first input byte to the answer, as in 100ms.",
+        help="Latency limit on this link, from the first input byte to the answer, as in 100ms; of a family on the link"
+        " of each request.",
     ),
     click.option(
         "--fallback",

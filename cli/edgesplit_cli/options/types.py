@@ -18,6 +18,8 @@ from edgesplit.quantities import NUMBER, parse_duration, parse_energy, parse_fra
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 OBJECTIVES = {"latency": "latency", "p95": "latency_p95", "energy": "energy", "throughput": "throughput"}
+ACCURACY = "accuracy"
+"""The objective that families have beside these."""
 
 
 class ParsedType(click.ParamType[T], Generic[T]):
@@ -48,13 +50,15 @@ class Number(click.FloatRange):
 
 def parse_objective(text: str) -> str | dict[str, float]:
     """The objective's name, or weights by name, as the planner takes them."""
+    if text == ACCURACY:
+        return text
     if text in OBJECTIVES:
         return OBJECTIVES[text]
     weights: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.partition("=")
         if name.strip() not in OBJECTIVES or not weight:
-            known = ", ".join(OBJECTIVES)
+            known = ", ".join((*OBJECTIVES, ACCURACY))
             raise UsageError(f"not an objective: {part[:40]!r} (one of {known}, or weights as in latency=1,energy=0.5)")
         weights[OBJECTIVES[name.strip()]] = NUMBER.parse(weight)
     return weights

@@ -33,6 +33,7 @@ from edgesplit_controller.api.routes import (
     deployments,
     devices,
     enrolment,
+    families,
     fleet,
     inference,
     keys,
@@ -66,7 +67,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sessions.everybody, sessions.viewers, sessions.certified,
     operators.admins, operators.certified, audit.admins,
     status.viewers, openapi.viewers, profiles.viewers,
-    models.viewers, models.operators, models.certified,
+    models.viewers, models.operators, models.certified, families.viewers, families.certified,
     agents.viewers, agents.operators, agents.certified,
     deployments.viewers, deployments.operators, deployments.certified,
     rollouts.viewers, rollouts.operators, retention.operators, retention.certified, keys.viewers, keys.admins,
@@ -104,6 +105,7 @@ def create_app(
     metadata_bytes = 2 * LIMITS.metadata_bytes  # escaped as a JSON string, metadata is up to twice as long
     bounds = {
         "/v1/models": model_bytes, "/v1/agents": model_bytes, "/variants": model_bytes, "/samples": SAMPLES_BYTES,
+        "/v1/families": SAMPLES_BYTES,
         # Beyond the size that a device accepts, so that the error can say what to do instead.
         "/infer": 2 * LIMITS.remote_inference_bytes,
         "/deployments/signed": metadata_bytes, "/keys/renew/signed": metadata_bytes,

@@ -100,6 +100,23 @@ class CompressBody(GateBody):
     method: Method
 
 
+class VariantBody(Body):
+    """A variant of a family to be made."""
+
+    model: str = Field(max_length=100)
+    """`name`, or `name@version`."""
+    labels: list[int] = Field(default=[], max_length=100_000)
+    """Label of each class index of its output, -1 for none; empty: the index itself."""
+
+
+class FamilyBody(Body):
+    """A family to be made."""
+
+    name: str
+    variants: list[VariantBody] = Field(max_length=64)
+    samples: list[SampleBody] = Field(max_length=10_000)
+
+
 class PlanOptionsBody(Body):
     """Options of a plan."""
 
@@ -108,7 +125,10 @@ class PlanOptionsBody(Body):
     limits: dict[str, Any] = {}
     codecs: list[str] | None = None
     link: str | None = None
-    objective: str | dict[str, float] = "latency"
+    objective: str | dict[str, float] = ""
+    """Empty: `latency`, of a family `accuracy`."""
+    least_accuracy: float = 0.0
+    """Of a family: no request is answered by a variant of less accuracy, 0 to 1."""
     offload: str = Field(default="", max_length=500)
     """URL of a third-party inference server that runs the remote halves."""
     answer: str = Field(default="", max_length=500)
@@ -124,6 +144,7 @@ class PlanOptionsBody(Body):
             objective=self.objective,
             offload=self.offload,
             answer=self.answer,
+            least_accuracy=self.least_accuracy,
         )
 
 

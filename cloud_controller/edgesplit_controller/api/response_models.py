@@ -126,6 +126,25 @@ class SampleSetShape(ResponseModel):
     labelled: int
 
 
+class FamilyVariantShape(ResponseModel):
+    """A variant of a family with its accuracy."""
+
+    name: str
+    model: str
+    accuracy: float
+    least_accuracy: float
+    right: int
+
+
+class FamilyShape(ResponseModel):
+    """Models of one task whose answers mean the same."""
+
+    family: str
+    samples: int
+    created_at: float
+    variants: list[FamilyVariantShape]
+
+
 class JobShape(ResponseModel):
     """A long call of an operator, queued or running."""
 

@@ -141,7 +141,9 @@ class Registry:
             return [row for row in session.scalars(query) if row.lineage and row.lineage["base"] == ref]
 
     def load(self, model: Model) -> LoadedModel:
-        """The parsed model, from the cache if possible."""
+        """The parsed model, from the cache if possible. UsageError for a family, which has no file of its own."""
+        if model.shown.get("family") is not None:
+            raise UsageError(f"{model.ref} is a family: name one of its variants (edgectl family show {model.ref})")
         key = _key(model)
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())

@@ -26,6 +26,7 @@ from edgesplit.links import parse_link
 from edgesplit.plan import Link
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import TensorSpec
+from edgesplit.variant_choice import ACCURACY
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
@@ -93,8 +94,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`, `device`, `edge` (all on the gateway), `cloud`, or the name of the last layer on the device."""
     limits: dict[str, Any] = {}
     codecs: tuple[str, ...] | None = None
-    objective: str | dict[str, float] = "latency"
-    """One of the planner's objectives, or a weight for each of several."""
+    objective: str | dict[str, float] = ""
+    """One of the planner's objectives, or a weight for each of several. Empty: `latency`, of a family `accuracy`."""
+    least_accuracy: float = 0.0
+    """Of a family: no request is answered by a variant of less accuracy, 0 to 1."""
     encrypt: bool = False
     """The release's slices are encrypted; the planner does not use this."""
     offload: str = ""
@@ -115,6 +118,16 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         return parse_limits(self.planner_limits()).max_changed or 0.0
 
     @property
+    def model_objective(self) -> str | dict[str, float]:
+        """The objective of a model's plan."""
+        return self.objective or "latency"
+
+    @property
+    def family_objective(self) -> str | dict[str, float]:
+        """The objective of a family's plan."""
+        return self.objective or ACCURACY
+
+    @property
     def server(self) -> ForeignServer | None:
         """The foreign server, where one is named; UsageError if `offload` is not the address of one."""
         return ForeignServer.parse(self.offload) if self.offload else None
@@ -132,8 +145,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options as stored in the database."""
         return {
             "partition": self.partition, "limits": self.limits, "codecs": list(self.codecs) if self.codecs else None,
-            "objective": self.objective, "encrypt": self.encrypt, **({"offload": self.offload} if self.offload else {}),
-            **({"answer": self.answer} if self.answer else {}),
+            "objective": self.model_objective, "encrypt": self.encrypt,
+            **({"offload": self.offload} if self.offload else {}), **({"answer": self.answer} if self.answer else {}),
+            **({"least_accuracy": self.least_accuracy} if self.least_accuracy else {}),
         }  # fmt: skip
 
 
@@ -444,7 +458,9 @@ class PlanningService:
         costs = self.costs(model, device_class, lossy=options.lossy, tiers=tiers, at_work=measured is None)
         costs, options = self._effective(model, costs, links, options, measured)
         report_step(f"planning for {device_class}")
-        return plan(costs, links, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs)
+        return plan(
+            costs, links, objective=options.model_objective, limits=options.planner_limits(), codecs=options.codecs
+        )
 
     def _effective(
         self, model: Model, costs: Costs, links: Mapping[str, Link], options: PlanOptions,
@@ -471,7 +487,7 @@ class PlanningService:
             model, self.costs(model, device_class, lossy=options.lossy), links_through(link), options
         )
         return describe(
-            costs, link, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs
+            costs, link, objective=options.model_objective, limits=options.planner_limits(), codecs=options.codecs
         )
 
     def _check_confirming_samples(self, model: Model, options: PlanOptions) -> None:
@@ -488,7 +504,9 @@ class PlanningService:
         if not options.max_changed:
             return costs
         limits = options.planner_limits()
-        tensors = tensors_to_confirm(costs, links, objective=options.objective, limits=limits, codecs=options.codecs)
+        tensors = tensors_to_confirm(
+            costs, links, objective=options.model_objective, limits=limits, codecs=options.codecs
+        )
         return self.with_changed_answers(model, costs, tensors, options)
 
     def with_changed_answers(self, model: Model, costs: Costs, tensors: Iterable[str], options: PlanOptions) -> Costs:
@@ -527,7 +545,9 @@ class PlanningService:
 
         def cuts_of(costs: Costs) -> Cuts:
             limits = options.planner_limits()
-            return cut_sets(plan(costs, links, objective=options.objective, limits=limits, codecs=options.codecs).table)
+            return cut_sets(
+                plan(costs, links, objective=options.model_objective, limits=limits, codecs=options.codecs).table
+            )
 
         return corrected_by_slices(costs, HERE, cuts_of, lambda cuts: self._whole_factor(model, cuts))
 

@@ -41,10 +41,13 @@ from edgesplit.release_store import stored_releases, write_release
 from edgesplit.trust.verification import PLANNER
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.job_progress import report_step
+from edgesplit_controller.model_registry.families import FamilyDocument, family_of
 from edgesplit_controller.model_registry.golden import MOST_JUDGED, GoldenPair, golden_pairs, judged_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
+from edgesplit_controller.planning.family_planning import FamilyPlanning
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
+from edgesplit_controller.releases.family_build import build_family
 from edgesplit_controller.releases.permitted_devices import PermittedDevices
 from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.blobs import BlobLost
@@ -94,6 +97,8 @@ class ReleaseBuilder:
         rollout in `judged` (`accuracy`, `agreement`). All chunks that a device or the offload server may request are
         stored, but the release is not published yet. UsageError if there is no release to recut.
         """
+        if (family := family_of(model)) is not None:
+            return self._prepare_family(model, family, links, options, recut, gateways or {})
         base = self._newest_base(model) if recut else None
         if recut and base is None:
             raise UsageError(
@@ -168,6 +173,25 @@ class ReleaseBuilder:
             lineage = model.lineage
             base = loaded if lineage is None else self._registry.load(self._registry.get(lineage["base"]))
         return judged_pairs(loaded, samples, model.name, base)
+
+    def _prepare_family(
+        self, model: Model, family: FamilyDocument, links: Mapping[str, Link], options: PlanOptions, recut: bool,
+        gateways: Mapping[str, GatewayHop],
+    ) -> tuple[str, Manifest]:  # fmt: skip
+        """Digest and manifest of a family's release, to be signed with the release key."""
+        if recut:
+            raise UsageError(f"{model.ref} is a family: its releases are signed with the release key, not recut")
+        planning = FamilyPlanning(self._planning, self._registry)
+        planned = {
+            device_class: planning.plan(model.ref, family, device_class, link, options, gateways.get(device_class))
+            for device_class, link in links.items()
+        }  # fmt: skip
+        built = build_family(model, family, self._registry, planned)
+        made, contents, pairs = built.manifest, built.contents, built.pairs
+        if options.encrypt:
+            made, contents, pairs = self._content_keys.seal(made, contents, pairs)
+        manifest = self._with_known_date(model, made)
+        return self._store(model, manifest, contents, pairs), manifest
 
     def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
         """Digest and manifest of the model's newest release that was signed with the release key; None if there is

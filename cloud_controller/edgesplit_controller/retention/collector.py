@@ -26,6 +26,7 @@ from edgesplit.quantities import format_duration
 from edgesplit.release.manifest import Manifest, decode_manifest
 from edgesplit.release_store import remove_release, stored_releases
 from edgesplit_controller.errors import Conflict
+from edgesplit_controller.model_registry.families import families_with
 from edgesplit_controller.model_registry.registry import MODELS
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.retention.holds import delete_void_holds, oldest_hold
@@ -261,13 +262,14 @@ class Collector:
         return reasons
 
     def _expired_models(self, session: Session, used: set[int], before: float) -> list[tuple[Model, Fate]]:
-        """Model versions beyond the newest ones that the rules keep, without a release that stays."""
+        """Model versions beyond the newest ones that the rules keep, without a release that stays and in no family."""
         expired: list[tuple[Model, Fate]] = []
         newer: dict[str, int] = {}
         query = select(Model).where(MODELS).order_by(Model.name, Model.version.desc())
         for model in session.scalars(query) if self._rules.versions else ():
             newer[model.name] = newer.get(model.name, 0) + 1
-            if newer[model.name] > self._rules.versions and model.id not in used and model.created < before:
+            is_old = newer[model.name] > self._rules.versions and model.created < before
+            if is_old and model.id not in used and not families_with(session, [model]):
                 reason = f"older than the {self._rules.versions} newest versions, and no device runs it"
                 expired.append((model, Fate(model.ref, model.ref, model.bytes, reason)))
         return expired

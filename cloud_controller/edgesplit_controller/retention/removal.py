@@ -13,6 +13,7 @@ from edgesplit.errors import UsageError
 from edgesplit.identifiers import ModelRef
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.model_registry.families import families_with
 from edgesplit_controller.model_registry.registry import MODELS
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.retention.references import bases_of_recuts, find_uses
@@ -47,6 +48,11 @@ class Removal:
             )
         with self._database.write() as session:
             models = _models(session, wanted)
+            if families := families_with(session, models):
+                raise Conflict(
+                    f"model {wanted} is a variant of {', '.join(families)}: remove the family first"
+                    f" (edgectl family remove {families[0]})"
+                )
             releases = _releases_of(session, models)
             _refuse_used(session, f"model {wanted}", releases)
             for model in models:

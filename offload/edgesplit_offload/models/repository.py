@@ -20,7 +20,7 @@ from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
 from edgesplit.release import boundary_codecs
-from edgesplit.release.manifest import Manifest, TensorSpec
+from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Runtime
 from edgesplit_offload.models.fast_codec import FastCodec
 from edgesplit_offload.models.remote_half import OpenRelease, RemoteHalf
@@ -92,7 +92,6 @@ class _OpenedRelease:
         self._wide = wide
         self._runtime = runtime
         self._cache = cache
-        self._specs = _specs(release.manifest)
         self._lock = threading.Lock()
         self._models: dict[str, RemoteModel] = {}
         self._halves: dict[tuple[tuple[str, ...], ...], RemoteHalf] = {}
@@ -131,8 +130,9 @@ class _OpenedRelease:
         if unknown := set(row.codecs.values()) - set(boundary_codecs.CODECS):
             raise ModelRefused(f"row {row.name!r} needs codecs {sorted(unknown)}, which this server does not support")
         try:
-            inputs = tuple(self._specs[tensor] for tensor in row.sends)
-            outputs = tuple(self._specs[tensor] for tensor in row.receives)
+            specs = self.release.manifest.tensors_of(row.variant)
+            inputs = tuple(specs[tensor] for tensor in row.sends)
+            outputs = tuple(specs[tensor] for tensor in row.receives)
         except KeyError as error:
             raise ModelRefused(f"row {row.name!r} names the tensor {error}, which no slice has") from error
         key = (row.remote, row.sends, row.receives)
@@ -267,9 +267,3 @@ class ModelRepository:
         for closed_digest in closed:
             log.info("closed release %s", closed_digest[:12])
             self._cache.evict(closed_digest)
-
-
-def _specs(manifest: Manifest) -> dict[str, TensorSpec]:
-    """Every tensor of the release by name."""
-    specs = {spec.name: spec for slice_ in manifest.slices for spec in (*slice_.inputs, *slice_.outputs)}
-    return {**specs, **{spec.name: spec for spec in (*manifest.inputs, *manifest.outputs)}}

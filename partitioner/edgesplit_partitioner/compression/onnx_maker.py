@@ -109,7 +109,7 @@ class OnnxMaker:
     ) -> onnx.ModelProto:
         """The model with these nodes quantised and fused, which is also written to `target`."""
         ranges = self._ranges(job)
-        data = {
+        data: dict[str, Any] = {  # of the quantiser's own types
             name: TensorData(lowest=np.float32(low), highest=np.float32(high)) for name, (low, high) in ranges.items()
         }
         kinds = [kind for kind in QDQRegistry if kind not in (self._without_kernel or ())]

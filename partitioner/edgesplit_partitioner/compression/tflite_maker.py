@@ -63,7 +63,7 @@ class TfliteMaker:
         from litert_quantizer import quantizer
 
         groups = self._groups()
-        ranges = self._ranges(job) if job.method == "int8" else None
+        ranges: Any = self._ranges(job) if job.method == "int8" else None  # of the quantiser's own types
         raw = self._corrected(job, groups) if job.method == "int8" else self._raw
         engine = quantizer.Quantizer(raw, _recipe(job, groups))
         try:
@@ -71,6 +71,8 @@ class TfliteMaker:
         except (ValueError, RuntimeError, KeyError, NotImplementedError) as error:
             reason = " ".join(str(error).split())[:300]
             raise CannotCompress(f"litert-quantizer cannot apply {job.method}: {reason}") from error
+        if made.quantized_model is None:
+            raise CannotCompress(f"litert-quantizer made no model by {job.method}")
         model = read_model(bytes(made.quantized_model))
         _restore_names(model, self._graph, self._names)
         target.write_bytes(_packed(model))

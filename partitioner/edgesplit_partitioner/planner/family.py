@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from edgesplit import identifiers
 from edgesplit import plan as plan_table
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.limits import LIMITS
@@ -33,10 +33,6 @@ from edgesplit_partitioner.planner.family_rows import undominated, variant_row
 from edgesplit_partitioner.planner.planner import PlanResult, plan
 from edgesplit_partitioner.planner.search import power_of
 
-MAX_VARIANTS = 8
-"""Variants of a family: they share the rows of one table."""
-VARIANT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,29}[a-z0-9])?")
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -48,10 +44,7 @@ class Variant:
     """Share of right answers among the family's labelled samples, 0 to 1."""
 
     def __post_init__(self) -> None:
-        if not VARIANT_NAME.fullmatch(self.name):
-            raise UsageError(
-                f"not a variant's name: {self.name[:80]!r} (lower-case letters, digits, '_' and '-', at most 31)"
-            )
+        identifiers.variant_name(self.name)
         if not 0.0 <= self.accuracy <= 1.0:
             raise UsageError(f"variant {self.name}: an accuracy of {self.accuracy} is not between 0 and 1")
 
@@ -262,8 +255,8 @@ def _with_or_without_fallback(planned: Callable[..., PlanResult], limits: Limits
 
 def _check_request(name: str, variants: Sequence[Variant], limits: Limits, least_accuracy: float) -> None:
     names = [variant.name for variant in variants]
-    if not 1 <= len(names) <= MAX_VARIANTS or len(set(names)) != len(names):
-        raise UsageError(f"family {name}: give 1 to {MAX_VARIANTS} variants of different names, not {names}")
+    if not 1 <= len(names) <= LIMITS.variants or len(set(names)) != len(names):
+        raise UsageError(f"family {name}: give 1 to {LIMITS.variants} variants of different names, not {names}")
     if limits.forced or limits.edge_after:
         raise UsageError(f"family {name}: the cut of a family cannot be forced: plan one of its variants")
     if limits.keep_first:

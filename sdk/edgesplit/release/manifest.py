@@ -29,6 +29,8 @@ Cipher = Literal["chacha20-poly1305"]
 TAG_BYTES: Final = 16
 """Size of the authentication tag that encryption adds to each chunk."""
 Kernels = Literal["default", "plain", "edgetpu"]
+VARIANT_SLICE_MARK: Final = "."
+"""Separates a variant's name from the name of its slice, as in `small.s01-conv`."""
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +138,28 @@ class FingerprintFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
 
 
+class ReleaseVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One model of a family: its slices are those whose names begin with its own and `VARIANT_SLICE_MARK`."""
+
+    name: str
+    model: str
+    """`name@version`."""
+    model_sha256: str
+    accuracy: float
+    """Share of right answers among the family's labelled samples, 0 to 1, which its rows state too."""
+    least_accuracy: float
+    """Lower bound of the accuracy, 90 % sure (one-sided Clopper-Pearson)."""
+    samples: int
+    """Number of labelled samples."""
+    outputs: tuple[str, ...]
+    """Its tensors that are the manifest's outputs, in their order."""
+    input_spec: InputSpec | None = None
+    labels: tuple[int, ...] = ()
+    """Label of each class index of its outputs, -1 for none. Empty: its classes are those of the manifest's outputs."""
+    golden: int = 0
+    """Number of its golden examples; those of all variants follow each other in the manifest."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Signed description of a release. The SHA-256 of its exact bytes is the release's digest."""
 
@@ -166,6 +190,49 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recut_of: str = ""
     """For a recut, signed by the planner: digest of the release that it is another cut of. Empty where the release key
     signs."""
+    variants: tuple[ReleaseVariant, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Variants of a family, each with an input spec of its own. Not written for one model, so that agents which do not
+    know families refuse those only."""
+
+    @property
+    def family(self) -> tuple[ReleaseVariant, ...]:
+        """The variants; empty for one model."""
+        return () if isinstance(self.variants, msgspec.UnsetType) else self.variants
+
+    def variant(self, name: str) -> ReleaseVariant | None:
+        """The variant of that name; None if there is none, as for one model."""
+        return next((variant for variant in self.family if variant.name == name), None)
+
+    def slices_of(self, variant: str) -> tuple[Slice, ...]:
+        """The slices of a variant, in an order in which they can run; those of one model for the name ""."""
+        if not variant:
+            return self.slices
+        prefix = variant + VARIANT_SLICE_MARK
+        return tuple(slice_ for slice_ in self.slices if slice_.name.startswith(prefix))
+
+    def input_spec_of(self, slice_: Slice) -> InputSpec | None:
+        """The input spec by which that input slice decodes."""
+        variant = self.variant(slice_.name.partition(VARIANT_SLICE_MARK)[0])
+        return variant.input_spec if variant is not None else self.input_spec
+
+    def outputs_of(self, variant: str) -> tuple[str, ...]:
+        """Names of a variant's tensors that are the outputs, in their order; the outputs' own for one model."""
+        found = self.variant(variant)
+        return found.outputs if found is not None else tuple(spec.name for spec in self.outputs)
+
+    def tensors_of(self, variant: str) -> dict[str, TensorSpec]:
+        """Specifications of a variant's tensors by name: two variants may have tensors of one name."""
+        specs = {spec.name: spec for slice_ in self.slices_of(variant) for spec in (*slice_.inputs, *slice_.outputs)}
+        shared = self.inputs if variant else (*self.inputs, *self.outputs)
+        return {**specs, **{spec.name: spec for spec in shared}}
+
+    def variant_of_golden(self, number: int) -> str:
+        """Name of the variant that the golden example at this place is of; empty for one model."""
+        for variant in self.family:
+            if number < variant.golden:
+                return variant.name
+            number -= variant.golden
+        return ""
 
     @property
     def all_slices(self) -> tuple[Slice, ...]:
@@ -272,6 +339,7 @@ def decode_manifest(raw: bytes) -> Manifest:
 
 def _check_manifest(manifest: Manifest) -> None:
     """Check names, sizes and cross-references."""
+    _check_variants(manifest)
     known = [identifiers.slice_name(slice_.name) for slice_ in manifest.slices]
     all_names = [*known, *(identifiers.slice_name(compiled.slice.name) for compiled in manifest.compiled)]
     if len(set(all_names)) != len(all_names) or len(all_names) > LIMITS.slices:
@@ -299,7 +367,9 @@ def _check_manifest(manifest: Manifest) -> None:
         if plan.offload:
             _check_offload(plan.offload)
         for row in plan.rows:
-            if sorted((*row.device, *row.remote)) != sorted(known):
+            _check_variant(row, manifest)
+            own = [slice_.name for slice_ in manifest.slices_of(row.variant)]
+            if sorted((*row.device, *row.remote)) != sorted(own):
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
             if set(row.sends) & set(plan.private_tensors):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends tensors that must stay on the device")
@@ -314,6 +384,36 @@ def _check_manifest(manifest: Manifest) -> None:
             local_layers = {layer for slice_ in manifest.slices if slice_.name in row.device for layer in slice_.layers}
             if not local_layers.issuperset(plan.required_layers(row)):
                 raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan allows")
+
+
+def _check_variants(manifest: Manifest) -> None:
+    """Check that a family's variants have names of their own, slices, an accuracy and the outputs."""
+    try:
+        names = [identifiers.variant_name(variant.name) for variant in manifest.family]
+    except UsageError as error:
+        raise MalformedMessage(f"manifest: {error}") from error
+    if len(set(names)) != len(names) or len(names) > LIMITS.variants:
+        raise MalformedMessage("manifest: names of variants repeat, or too many variants")
+    for variant in manifest.family:
+        identifiers.sha256_hex(variant.model_sha256)
+        if not manifest.slices_of(variant.name) or len(variant.outputs) != len(manifest.outputs):
+            raise MalformedMessage(f"manifest: variant {variant.name!r} has no slices, or not the family's outputs")
+        if not 0 <= variant.least_accuracy <= variant.accuracy <= 1 or min(variant.samples, variant.golden) < 0:
+            raise MalformedMessage(f"manifest: variant {variant.name!r} states no accuracy")
+    placed = sum(len(manifest.slices_of(name)) for name in names)
+    if manifest.family and (placed != len(manifest.slices) or manifest.recut_of or manifest.compiled):
+        raise MalformedMessage("manifest: a family has slices of no variant, or is a recut, or has compiled slices")
+    if manifest.family and sum(variant.golden for variant in manifest.family) != len(manifest.golden):
+        raise MalformedMessage("manifest: a family's golden examples are not those of its variants")
+
+
+def _check_variant(row: Row, manifest: Manifest) -> None:
+    """Check that a row is of a variant of this family with its accuracy, or of one model and states none."""
+    variant = manifest.variant(row.variant)
+    if (variant is None) != (not manifest.family) or (variant is None and row.variant):
+        raise MalformedMessage(f"manifest: row {row.name!r} is of no variant of this release")
+    if row.accuracy != (variant.accuracy if variant is not None else None):
+        raise MalformedMessage(f"manifest: row {row.name!r} states another accuracy than its variant")
 
 
 def _check_offload(address: str) -> None:

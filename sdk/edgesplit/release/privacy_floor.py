@@ -25,7 +25,8 @@ class PrivacyFloor(msgspec.Struct, frozen=True, kw_only=True):
     keep_raw_input: bool = False
     """The raw input, and the tensor that the input spec makes of it, do not leave the device."""
     keep_first: int = 0
-    """Number of layers, in the release's order, that run on the device before any tensor leaves it."""
+    """Number of layers, in the release's order, of a family of each variant, that run on the device before any tensor
+    leaves it."""
 
     def to_text(self) -> str:
         """The floor for display; empty where it requires nothing."""
@@ -53,7 +54,8 @@ def floor_violation(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloo
         return f"it sends {', '.join(leaked)}, which may never leave this device"
     on_device = set(row.device)
     local_layers = {layer for slice_ in manifest.slices if slice_.name in on_device for layer in slice_.layers}
-    first = islice((layer for slice_ in manifest.slices for layer in slice_.layers), floor.keep_first)
+    own = manifest.slices_of(row.variant)
+    first = islice((layer for slice_ in own for layer in slice_.layers), floor.keep_first)
     missing = [layer for layer in chain(plan.required_layers(row), first) if layer not in local_layers]
     return f"layer {missing[0]!r} must run on this device before anything leaves" if missing else ""
 

@@ -48,6 +48,8 @@ def check_recut(recut: Manifest, base: Manifest, fingerprint: Fingerprint | None
     """
     if base.recut_of:
         raise TrustError("a recut of a recut: its base must be a release that the release key signed")
+    if base.family or recut.family:
+        raise TrustError("a family is not cut elsewhere by the planner: that needs the release key")
     for name in UNCHANGED_FIELDS:
         if getattr(recut, name) != getattr(base, name):
             raise TrustError(f"a recut may not change the release's {name}: that needs the release key")

@@ -32,6 +32,7 @@ def load_slice(
             return runtime.load(slice_, source)
         with source:
             return runtime.load(slice_, source)
-    if manifest.input_spec is None or not manifest.input_spec.tensor:
+    spec = manifest.input_spec_of(slice_)
+    if spec is None or not spec.tensor:
         raise ModelRefused(f"slice {slice_.name} decodes the input, but the release has no complete input spec")
-    return InputProgram(manifest.input_spec)
+    return InputProgram(spec)

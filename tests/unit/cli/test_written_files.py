@@ -83,7 +83,7 @@ FOR_OTHERS = {
 }  # fmt: skip
 """Written for people and other programs: no command of edgesplit takes it."""
 FROM_OTHERS = {
-    "model push file", "model push --samples", "model compress --samples",
+    "model push file", "model push --samples", "model compress --samples", "family create --samples",
     "plan --trace", "adopt --batch", "adopt --key", "adopt --coral-deb", "adopt --interpreter",
     "adopt --wheelhouse", "agent push --wheelhouse", "bundle --wheelhouse", "flash --image",
     "flash --wifi-password-file", "flash --ssh-key", "flash --wheelhouse", "flash --interpreter", "flash --coral-deb",

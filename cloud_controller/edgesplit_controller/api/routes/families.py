@@ -1,0 +1,44 @@
+"""Routes for families: create, list, show. They are removed as models are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from edgesplit.errors import UsageError
+from edgesplit_controller.api.authorisation import operator_routes, set_audit_subject, viewer_routes
+from edgesplit_controller.api.dispatch import controller_of, run_heavy
+from edgesplit_controller.api.request_models import FamilyBody
+from edgesplit_controller.api.request_parsing import parse_base64
+from edgesplit_controller.api.response_models import FamilyShape, json_response
+from edgesplit_controller.model_registry.families import VariantRequest
+
+viewers = viewer_routes()
+certified = operator_routes(certificate=True)
+
+
+@certified.post("/families", responses=json_response(FamilyShape))
+async def create_family(request: Request, body: FamilyBody) -> dict[str, Any]:
+    """Run several models of one task on labelled samples and store them as a family."""
+    set_audit_subject(request, body.name)
+    if any((sample.frame is None) == (sample.tensors is None) or sample.label is None for sample in body.samples):
+        raise UsageError("each sample has either `frame` or `tensors`, and a `label`")
+    samples = [
+        (sample.frame is not None, parse_base64(sample.frame or sample.tensors or ""), sample.label or 0)
+        for sample in body.samples
+    ]
+    variants = [VariantRequest(model=variant.model, labels=tuple(variant.labels)) for variant in body.variants]
+    return await run_heavy(request, controller_of(request).create_family, body.name, variants, samples)
+
+
+@viewers.get("/families", responses=json_response(list[FamilyShape]))
+def families(request: Request) -> list[dict[str, Any]]:
+    """Every family and version."""
+    return controller_of(request).families()
+
+
+@viewers.get("/families/{reference}", responses=json_response(FamilyShape))
+def family(request: Request, reference: str) -> dict[str, Any]:
+    """One family: its variants with their accuracies."""
+    return controller_of(request).family(reference)

@@ -1,0 +1,175 @@
+"""Families: accuracies on labelled samples, what is refused, and the release in which every variant is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.links import parse_link
+from edgesplit.release.manifest import Manifest, decode_manifest, encode_manifest
+from edgesplit.runtime import run_slices
+from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit.runtime.loader import load_slices
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.model_registry.families import Families, Sample, VariantRequest, family_of
+from edgesplit_controller.model_registry.golden import run_whole
+from edgesplit_controller.planning.family_planning import FamilyPlanning
+from edgesplit_controller.planning.planner_service import PlanOptions
+from edgesplit_controller.releases.family_build import BuiltFamily, build_family
+from edgesplit_controller.retention.removal import Removal
+from edgesplit_controller.storage.tables.core import Model
+from support.registry_harness import a_model
+from support.release_maker import CLASS, ReleaseMaker
+
+COUNT = 30
+
+
+class FamilyMaker(ReleaseMaker):
+    """Two models of five classes, `small` and `large`, and samples that `large` always gets right."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.large = self._push(a_model(seed=1, width=256), "large")
+        self.families = Families(self.database, self.registry._blobs, self.registry, now=self.clock)
+        rng = np.random.default_rng(3)
+        images = [{"image": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(COUNT)]
+        prepared = self.registry.load(self.large).prepared
+        self.samples: Sequence[Sample] = [
+            (image, int(run_whole(prepared, [image])[0]["scores"].argmax())) for image in images[:3]
+        ] * (COUNT // 3)
+
+    def _push(self, raw: bytes, name: str) -> Model:
+        part = self.registry._blobs.incoming_file()
+        part.write_bytes(raw)
+        return self.registry.push(part, name)
+
+    def create(self, *models: str, labels: Sequence[int] = ()) -> Model:
+        variants = [VariantRequest(model=model) for model in models[:-1]]
+        return self.families.create(
+            "birds", [*variants, VariantRequest(model=models[-1], labels=tuple(labels))], self.samples
+        )
+
+    def build(self, family: Model, **options: object) -> BuiltFamily:
+        """The family's release for one device class, unsigned."""
+        document = family_of(family)
+        assert document is not None
+        planning = FamilyPlanning(self.planning, self.registry)
+        planned = planning.plan(family.ref, document, CLASS, parse_link("wifi"), PlanOptions(**options))  # type: ignore[arg-type]
+        return build_family(family, document, self.registry, {CLASS: planned})
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> FamilyMaker:
+    return FamilyMaker(tmp_path)
+
+
+def test_accuracies_are_measured_with_their_bounds(maker: FamilyMaker) -> None:
+    """The samples are labelled by what the large one answers, so that it is always right; the bound says how sure."""
+    family = family_of(maker.create("small", "large"))
+    assert family is not None and family.samples == COUNT
+    by_name = {variant.name: variant for variant in family.variants}
+    assert family.accuracy(by_name["large"]) == 1.0 and by_name["large"].least_accuracy == pytest.approx(
+        0.1 ** (1 / 30)
+    )
+    assert family.accuracy(by_name["small"]) < 1.0
+
+
+def test_the_same_family_is_stored_once(maker: FamilyMaker) -> None:
+    """Another one of the name is the next version; a model's name is refused."""
+    first = maker.create("small", "large")
+    assert maker.create("small", "large").ref == first.ref == "birds@1"
+    maker.samples = maker.samples[:-1]
+    assert maker.create("small", "large").ref == "birds@2"
+    with pytest.raises(Conflict, match="is a model"):
+        maker.families.create("small", [VariantRequest(model="small"), VariantRequest(model="large")], maker.samples)
+
+
+def test_what_is_no_family_is_refused(maker: FamilyMaker) -> None:
+    """Each with what to do: both variants are named where their outputs or inputs differ."""
+    with pytest.raises(UsageError, match="named twice"):
+        maker.create("small", "small@1")
+    with pytest.raises(UsageError, match="2 labels were given, each to be one of the 5 of small"):
+        maker.create("small", "large", labels=(0, 1))
+    with pytest.raises(UsageError, match="at least 20"):
+        maker.samples = maker.samples[:5]
+        maker.create("small", "large")
+
+
+def test_a_family_has_no_layers_of_its_own(maker: FamilyMaker) -> None:
+    """What needs one model's file says to name a variant."""
+    family = maker.create("small", "large")
+    with pytest.raises(UsageError, match="name one of its variants"):
+        maker.registry.load(family)
+
+
+def test_a_variant_is_not_removed_before_its_family(maker: FamilyMaker) -> None:
+    """The error names the family; afterwards both can go."""
+    maker.create("small", "large")
+    removal = Removal(maker.database, maker.releasing, now=maker.clock)
+    with pytest.raises(Conflict, match="a variant of birds@1"):
+        removal.remove_model("large")
+    removal.remove_model("birds")
+    removal.remove_model("large")
+
+
+def run_variant(manifest: Manifest, built: BuiltFamily, folder: Path, variant: str, image: np.ndarray) -> np.ndarray:
+    """A variant's answer by its slices of the release, one after the other."""
+    for one in built.contents:
+        (folder / one.slice.name).mkdir(exist_ok=True)
+        one.write(folder / one.slice.name)
+    programs = load_slices(manifest, lambda name: folder / name, DispatchingRuntime(threads=1))
+    order = [slice_.name for slice_ in manifest.slices_of(variant)]
+    live = run_slices(programs, order, {"image": image})
+    return live[manifest.outputs_of(variant)[0]]
+
+
+def test_every_variant_is_whole_in_the_release(maker: FamilyMaker, tmp_path: Path) -> None:
+    """Cut into slices, each answers as its model does; every row places the slices of its variant only."""
+    built = maker.build(maker.create("small", "large"))
+    manifest = decode_manifest(encode_manifest(built.manifest))
+    assert {variant.name for variant in manifest.family} == {"small", "large"}
+    rows = manifest.plans[CLASS].rows
+    assert {row.variant for row in rows} == {"small", "large"} and manifest.plans[CLASS].objective == "accuracy"
+    folder = tmp_path / "slices"
+    folder.mkdir()
+    for variant, model in (("small", maker.model), ("large", maker.large)):
+        image = maker.samples[0][0]["image"]  # type: ignore[index]
+        expected = run_whole(maker.registry.load(model).prepared, [{"image": image}])[0]["scores"]
+        assert np.array_equal(run_variant(manifest, built, folder, variant, image), expected)
+        for row in (row for row in rows if row.variant == variant):
+            assert {*row.device, *row.remote} == {slice_.name for slice_ in manifest.slices_of(variant)}
+
+
+def test_a_release_above_the_floor_holds_no_other_variant(maker: FamilyMaker) -> None:
+    """Its slices are not sent; above the best the floor is refused."""
+    family = maker.create("small", "large")
+    manifest = maker.build(family, least_accuracy=0.99).manifest
+    assert [variant.name for variant in manifest.family] == ["large"]
+    assert manifest.plans[CLASS].least_accuracy == 0.99
+    document = family_of(family)
+    assert document is not None
+    with pytest.raises(UsageError, match="not forced"):
+        maker.build(family, partition="cloud")
+
+
+def test_a_floor_that_no_variant_reaches_names_the_best(maker: FamilyMaker) -> None:
+    """The samples are mislabelled here, so that no variant is always right."""
+    maker.samples = [(sample, (label + 1) % 5) for sample, label in maker.samples]
+    with pytest.raises(InfeasibleLimits, match="the best"):
+        maker.build(maker.create("small", "large"), least_accuracy=0.99)
+
+
+def test_a_family_is_released_and_published_like_a_model(maker: FamilyMaker) -> None:
+    """The same plans give the same release; weights that it shares with a variant's own release are stored once."""
+    family = maker.create("small", "large")
+    links = {CLASS: parse_link("wifi")}
+    digest, manifest = maker.releasing.prepare(family, links, PlanOptions())
+    maker.releasing.publish(family, digest, PlanOptions())
+    assert maker.releasing.prepare(family, links, PlanOptions())[0] == digest
+    assert maker.releasing.manifest(digest).family == manifest.family
+    with pytest.raises(UsageError, match="not recut"):
+        maker.releasing.prepare(family, links, PlanOptions(), recut=True)
