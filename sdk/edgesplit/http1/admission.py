@@ -25,12 +25,6 @@ log = logging.getLogger(__name__)
 
 CONNECTION_SHARE = 0.5
 """Part of the connections that one client may have: a gateway's pool (128) fits into that of one serving process."""
-OPENINGS_PER_S = 32.0
-"""Connections that an address may open each second, after `OPENINGS_AT_ONCE`: a handshake costs a server a millisecond
-or more, and whoever opens connections without end delays all others."""
-OPENINGS_AT_ONCE = 256
-"""Connections that an address may open at once: a site of so many devices behind one address starts again together."""
-MAX_RATED_ADDRESSES = 4_096
 LOG_INTERVAL_S = 60.0
 """Interval in seconds at which refusals of one client, for one reason, are logged again."""
 MAX_LOGGED_CLIENTS = 1_024
@@ -41,8 +35,6 @@ REFUSALS_WINDOW_S = 120.0
 """Refusals of at least half of this time, and at most of the whole, are counted together."""
 CERTIFICATE = "certificate "
 """Prefix of a client that has shown a certificate; its name follows."""
-LOCAL_USER = "user "
-"""Prefix of a client that is a program of this machine; the user's number follows."""
 IPV6_NETWORK_BITS = 64
 """One holder of an IPv6 network has all addresses in it."""
 CONNECTIONS, DISPLACED, BYTES, FULL, SLOW, REVOKED, FORBIDDEN, MALFORMED = REASONS = (
@@ -85,19 +77,13 @@ class AdmissionControl:
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
         self.connection_share = max(1, math.ceil(max_connections * CONNECTION_SHARE))
-        self._openings = OpeningRates()
         self._open: dict[AdmittedConnection, None] = {}
         self._connections_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
         self._body_bytes = 0
 
     def admit(self, connection: AdmittedConnection) -> AdmittedConnection | None:
-        """Admit a new connection; returns the one that gives way to it, if any. Raises Refused if there is no room, or
-        its address opens too many."""
-        if not self._openings.take(connection.client, connection.silent_since):
-            raise Refused(
-                429, f"{connection.client} opens more than {OPENINGS_PER_S:g} connections a second: keep them"
-            )
+        """Admit a new connection; returns the one that gives way to it, if any. Raises Refused if there is no room."""
         displaced = self._displaced_by_share(connection.client)
         if displaced is None and len(self._open) >= self.max_connections:
             displaced = self._longest_silent(self._open)
@@ -210,26 +196,6 @@ class AdmissionControl:
             connection.body_bytes = 0
 
 
-class OpeningRates:
-    """How many connections each address may still open: a token bucket for each that opened some lately."""
-
-    def __init__(self) -> None:
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By client: the openings that were left, and when."""
-
-    def take(self, client: str, now: float) -> bool:
-        """Whether this client may open a connection now; counted if so. A program of this machine always may: without a
-        certificate to show, it needs no handshake."""
-        if client.startswith(LOCAL_USER):
-            return True
-        left, since = self._buckets.pop(client, (float(OPENINGS_AT_ONCE), now))
-        left = min(OPENINGS_AT_ONCE, left + max(0.0, now - since) * OPENINGS_PER_S)
-        self._buckets[client] = (left - 1.0 if left >= 1.0 else left), now
-        if len(self._buckets) > MAX_RATED_ADDRESSES:
-            self._buckets.popitem(last=False)
-        return left >= 1.0
-
-
 class RefusalLog:
     """Logs who was refused and why, once a minute for each client and reason, however often it happens, and counts the
     recent refusals of each."""
@@ -299,12 +265,12 @@ def client_of(sock: socket.socket, peer: Peer, *, tls: bool = False) -> str:
     """The client that a new connection is counted for, until it shows a certificate: the address, or, without TLS, the
     user at the other end where that is a program of this machine. OSError if it has gone."""
     if peer.is_local_socket:
-        return f"{LOCAL_USER}{peer.user}"
+        return f"user {peer.user}"
     address = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     address = mapped or address
     if not tls and address.is_loopback and peer.user is not None:
-        return f"{LOCAL_USER}{peer.user}"
+        return f"user {peer.user}"
     if address.version == 6 and not address.is_loopback:
         return f"network {ipaddress.ip_network(f'{address}/{IPV6_NETWORK_BITS}', strict=False)}"
     return f"address {address}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -51,31 +50,6 @@ def test_a_client_beyond_its_share_displaces_its_own_longest_silent_connection()
     thief = [connected(control, f"address 10.0.0.{number}", 1.0 + number, "t1")[0] for number in range(4)]
     _, displaced = connected(control, "address 10.0.0.7", 9.0, "t1")
     assert displaced is thief[0]
-
-
-def test_handshakes_without_end_from_one_address_delayed_all_others() -> None:
-    """Whose connections are closed at once or give way: after a burst, so many each second. Nobody else is refused, and
-    programs of this machine never are."""
-    control = AdmissionControl(8)
-    burst, thief = admission.OPENINGS_AT_ONCE, "address 10.0.0.1"
-    for _ in range(burst):
-        connected(control, thief, 5.0)
-    with pytest.raises(Refused, match=r"address 10\.0\.0\.1 opens more than 32 connections a second") as refused:
-        connected(control, thief, 5.0)
-    assert refused.value.status == 429
-    connected(control, "address 10.0.0.2", 5.0)
-    for _ in range(2 * burst):
-        connected(control, "user 7", 5.0)
-
-    admitted = 0
-    for number in range(1_000):  # for ten seconds
-        with contextlib.suppress(Refused):
-            connected(control, thief, 5.0 + number / 100)
-            admitted += 1
-    assert admitted == pytest.approx(10 * admission.OPENINGS_PER_S, abs=2)
-    for number in range(2 * admission.MAX_RATED_ADDRESSES):  # the memory of addresses is bounded
-        connected(control, f"address 10.1.{number // 256}.{number % 256}", 20.0)
-    assert len(control._openings._buckets) == admission.MAX_RATED_ADDRESSES
 
 
 def test_busy_connections_do_not_give_way() -> None:
