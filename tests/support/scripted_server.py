@@ -14,8 +14,8 @@ from edgesplit.errors import EdgeError
 from edgesplit.oip import protocol as oip
 
 PATIENCE_S = 20.0
-MARGIN_S = 2.0
-"""How late a call may return before this test calls it hung; a busy machine is late, a hung call never comes."""
+MARGIN_S = 15.0
+"""How late a call may return before a test calls it hung: sooner than a server that holds it lets go."""
 X = np.arange(64, dtype=np.float32)
 
 Script = Callable[[socket.socket, bytes, int], None]
