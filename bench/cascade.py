@@ -3,27 +3,34 @@
 Three pairs of the ladder on its 500 photographs, which are the world: calibration frames are drawn from them with
 replacement, and the truth is the share over all of them. Beside it worlds at the limit whose frames are never seen
 twice. Then the sequential test of audits: streams at exactly the limit, at multiples of it, and streams in which labels
-are rotated or photographs darkened after a while.
+are rotated or photographs darkened after a while. Then what a cascade costs, as the planner predicts it for a board:
+calibrated on all photographs, beside the best row of the variant that it asks second.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from audit_streams import first_alarms, share_by_frame
 from ladder import LADDER, RULE, ladder_outputs, photograph_labels, photographs
+from ladder_costs import RUNGS, median_frame_bytes, rung, variant_of
 from promise_worlds import AtOnce, Photographs, Rising, World, count_broken, fix_threshold
 from record import Target, finish, make_parser, models_folder, percentile
 
 from edgesplit.answers.comparison import is_right, predicted_label
 from edgesplit.answers.score import score
+from edgesplit.links import parse_link
 from edgesplit_partitioner.bounds.binomial import lower_share
+from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers, VariantAnswers
+from edgesplit_partitioner.planner.family import plan_family
 
 PAIRS = (("v1_0.25", "v1_0.75"), ("v1_0.5", "v2_1.0"), ("v1_0.75", "v2_1.0"))
 """Small model and big model."""
@@ -47,6 +54,8 @@ AUDITED = 0.01
 BRIGHTNESS = (0.4, 0.2)
 """Of darkened photographs."""
 ROTATED = "labels rotated"
+LINKS = ("8mbit/30ms", "1mbit/60ms")
+BOARDS = ("raspberrypi3b+", "raspberrypi4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +181,55 @@ def drift(pair: Pair, what: str, allowed: float, random: np.random.Generator) ->
     }
 
 
+def rung_name(name: str) -> str:
+    """A model of the ladder as the name of a variant."""
+    return next(rung for rung, model in RUNGS.items() if model.name == name and model == LADDER[name])
+
+
+def prices(small: str, big: str, frame_bytes: int) -> Iterator[dict[str, Any]]:
+    """What the cascade of a pair costs on each board and link at each allowance, predicted, beside the best row of the
+    big one; calibrated on all photographs."""
+    given = {rung_name(name): answers_of(name) for name in (small, big)}
+    first, second = given
+    answers = FamilyAnswers(
+        answer=RULE.to_text(), truth=tuple(label for _, label in photographs()),
+        variants={
+            name: VariantAnswers(labels=tuple(one.labels.tolist()), scores={"margin": tuple(one.scores.tolist())})
+            for name, one in given.items()
+        },
+    )  # fmt: skip
+    rungs = [rung(name) for name in given]
+    for board, link, allowed in itertools.product(BOARDS, LINKS, ALLOWED):
+        variants = [variant_of(one, board, frame_bytes) for one in rungs]
+        request = CascadeRequest(changed=allowed, variants=(first, second))
+        links = {"device-cloud": parse_link(link)}
+        planned = plan_family("ladder@1", variants, links, cascade=request, answers=answers).cascade
+        assert planned is not None
+        yield {
+            "pair": f"{small}, {big}", "board": board, "link": link, "allowed": allowed,
+            "stay": 1.0 - planned.cascade.escalated, "accuracy": planned.way.accuracy, "gain": planned.gain,
+            "escalated_to": planned.second_row, "cascade": msgspec.structs.asdict(planned.way.figures),
+            "alone": planned.alone.name, "alone_accuracy": planned.alone.accuracy,
+            "alone_figures": msgspec.structs.asdict(planned.alone.figures),
+        }  # fmt: skip
+
+
+def print_price(row: dict[str, Any]) -> None:
+    """One line of what a cascade costs beside the best row without it."""
+    ours, theirs = row["cascade"], row["alone_figures"]
+
+    def text(figures: dict[str, Any]) -> str:
+        joules = "-" if figures["joules"] is None else f"{figures['joules'] * 1e3:.0f} mJ"
+        times = f"{figures['seconds'] * 1e3:.0f} ms, p95 {figures['p95_s'] * 1e3:.0f}"
+        return f"{times}, {joules}, {figures['server_runs']:.2f} server runs"
+
+    print(
+        f"{row['pair']:18} {row['board']:15} {row['link']:10} {row['allowed']:4.0%} allowed: {row['stay']:4.0%} stay,"
+        f" {row['accuracy']:.1%}: {text(ours)}; {row['alone']} {row['alone_accuracy']:.1%}: {text(theirs)};"
+        f" {row['gain']:.2f} times (predicted)"
+    )
+
+
 def print_promise(row: dict[str, Any]) -> None:
     """One line of what stays and what broke."""
     print(
@@ -225,6 +283,10 @@ def measure(options: Namespace) -> tuple[dict[str, Any], list[Target]]:
     drifts = [drift(pair, what, allowed, random) for pair in pairs for what in pair.drifts for allowed in ALLOWED]
     for row in drifts:
         print_drift(row)
+    frame_bytes = median_frame_bytes() if pairs else 0
+    priced = [row for pair in pairs for row in prices(pair.small, pair.big, frame_bytes)]
+    for row in priced:
+        print_price(row)
     told = [
         {"pair": pair.name, "small_right": pair.small_right, "big_right": pair.big_right}
         | {"agree": float(1.0 - pair.world.differs.mean())}
@@ -232,7 +294,7 @@ def measure(options: Namespace) -> tuple[dict[str, Any], list[Target]]:
     ]
     results = {"seed": options.seed, "delta": DELTA, "calibration_frames": CALIBRATION_FRAMES}
     results |= {"frames_per_s": FRAMES_PER_S, "audited": AUDITED, "pairs": told}
-    return results | {"promises": rows, "streams": streams, "drifts": drifts}, targets
+    return results | {"promises": rows, "streams": streams, "drifts": drifts, "prices": priced}, targets
 
 
 def main() -> None:

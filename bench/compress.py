@@ -1,8 +1,9 @@
 """What compression makes of the trained float models: sizes, changed answers with their bounds, and seconds.
 
-Every model is quantised to int8 with all of its layers, for its size; then the smallest variant that keeps an allowance
-is chosen on one half of the samples (`auto`, at 1, 2 and 5 % of answers changed), and judged on the other half, which
-chose nothing. Samples of sound are blocks of one recording, and so depend on each other: their bounds say less.
+Every model is quantised to int8 with all of its layers, for its size and its seconds; then the smallest variant that
+keeps an allowance is chosen on one half of the samples (`auto`, at 1, 2 and 5 % of answers changed), and judged on the
+other half, which chose nothing. Samples of sound are blocks of one recording, and so depend on each other: their
+bounds say less.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ PICTURES = ("squeezenet_fp32", "mobilenet_v1_0.25_224_float.tflite", "yolox_nano
 OTHERS = ("gesture_mlp", "gesture_mlp.tflite", "mnist_cnn", "resnet8_cifar10_float.tflite", "silero_vad_16k", "dtln_1",
           "dtln_2", "dtln_1.tflite", "dtln_2.tflite")  # fmt: skip
 BOARDS = ("raspberrypi4", "raspberrypi5", "jetson-orin-nano")
-LEAST_SAMPLES = 230
+WIDE_ALLOWANCE = 0.2
+"""Of changed answers, by which int8 with all layers is kept to be measured: few samples are enough for it."""
 SIZE, LEAST_PASSING = 0.30, 2.0
 
 
@@ -66,6 +68,10 @@ class ModelResult:
     """Bytes of int8 with all layers, relative to the float file."""
     int8_changed: str = ""
     """Changed answers of that variant, of the confirming samples."""
+    int8_run_s: tuple[float, float] | None = None
+    """Median seconds of a run here, of the float file and of that variant."""
+    int8_predicted_s: dict[str, list[float]] = field(default_factory=dict)
+    """By board: predicted seconds of the float file and of that variant; none where it changes too much to be kept."""
     variants: list[dict[str, Any]] = field(default_factory=list)
     refused: str = ""
 
@@ -82,8 +88,8 @@ def find_models(only: Sequence[str]) -> Iterator[TrainedModel | Skipped]:
             )
 
 
-def measure(model: TrainedModel, limit_s: float, folder: Path) -> ModelResult:
-    """Compress the model by each allowance."""
+def measure(model: TrainedModel, limit_s: float, allowances: Sequence[float], folder: Path) -> ModelResult:
+    """Compress the model to int8 with all layers, and by each allowance."""
     file = models_folder() / "models" / (model.name if model.name.endswith(".tflite") else f"{model.name}.onnx")
     result = ModelResult(model.name, len(model.samples), file.stat().st_size)
     given = RULES.get(model.name)
@@ -99,15 +105,16 @@ def measure(model: TrainedModel, limit_s: float, folder: Path) -> ModelResult:
             bindings=BINDINGS.get(model.name), limit_s=seconds,
         )  # fmt: skip
 
-    few = len(model.samples) < LEAST_SAMPLES
     try:
-        plain = run("int8", 0.2 if few else ALLOWANCES[-1], 0.0)
+        plain = run("int8", WIDE_ALLOWANCE, 0.0)
         result.size = plain.variant_bytes / plain.base_bytes
         result.int8_changed = f"{plain.evidence.changed} of {plain.evidence.samples}"
+        result.int8_run_s = (plain.base_run_s, plain.variant_run_s)
+        result.int8_predicted_s = predicted_of(model.model, plain)
     except ModelRefused as refusal:
         result.refused = str(refusal)
         return result
-    for allowed in ALLOWANCES:
+    for allowed in allowances:
         try:
             result.variants.append(_variant(model.model, run("auto", allowed, limit_s), allowed))
         except InfeasibleLimits as error:
@@ -117,10 +124,6 @@ def measure(model: TrainedModel, limit_s: float, folder: Path) -> ModelResult:
 
 def _variant(base: PreparedModel, result: CompressionResult, allowed: float) -> dict[str, Any]:
     """What one allowance gave."""
-    board_s = {}
-    if result.path is not None:
-        variant = prepare_model(result.path.read_bytes())
-        board_s = {board: [predicted_s(model, board) for model in (base, variant)] for board in BOARDS}
     return {
         "allowed": allowed,
         "passed": result.verdict.passed,
@@ -133,8 +136,16 @@ def _variant(base: PreparedModel, result: CompressionResult, allowed: float) -> 
         "samples": result.evidence.samples,
         "changed_at_most": result.evidence.changed_at_most,
         "run_s": [result.base_run_s, result.variant_run_s],
-        "predicted_s": board_s,
+        "predicted_s": predicted_of(base, result),
     }
+
+
+def predicted_of(base: PreparedModel, result: CompressionResult) -> dict[str, list[float]]:
+    """By board: predicted seconds of the base and of the variant; none where its file was not kept."""
+    if result.path is None:
+        return {}
+    variant = prepare_model(result.path.read_bytes())
+    return {board: [predicted_s(model, board) for model in (base, variant)] for board in BOARDS}
 
 
 def predicted_s(model: PreparedModel, board: str) -> float:
@@ -152,21 +163,26 @@ def show(result: ModelResult) -> None:
         else f"int8 {result.size:.3f} of {result.base_bytes} bytes, {result.int8_changed} changed"
     )
     print(f"\n{result.model} ({result.samples} samples): {size}{result.refused}")
+    if result.int8_run_s is not None:
+        print(f"  int8: {seconds_text(result.int8_run_s, result.int8_predicted_s)}")
     for variant in result.variants:
         head = f"  {variant['allowed']:.0%}: {'passed' if variant['passed'] else 'MISSED'}"
         if "method" not in variant:
             print(f"{head}: {variant['sentence']}")
             continue
-        base_s, variant_s = variant["run_s"]
-        boards = ", ".join(
-            f"{board} {1e3 * before:.3g} -> {1e3 * after:.3g}"
-            for board, (before, after) in variant["predicted_s"].items()
-        )
         print(
             f"{head}: {variant['method']}, {variant['float_layers']} layers in float, size {variant['size']:.3f};"
-            f" {variant['sentence']}; here {1e3 * base_s:.3g} -> {1e3 * variant_s:.3g} ms; predicted: {boards or '-'}"
+            f" {variant['sentence']}; {seconds_text(variant['run_s'], variant['predicted_s'])}"
         )
     sys.stdout.flush()
+
+
+def seconds_text(run_s: Sequence[float], predicted: Mapping[str, Sequence[float]]) -> str:
+    """Milliseconds before and after, measured here and predicted."""
+    boards = ", ".join(
+        f"{board} {1e3 * before:.3g} -> {1e3 * after:.3g}" for board, (before, after) in predicted.items()
+    )
+    return f"here {1e3 * run_s[0]:.3g} -> {1e3 * run_s[1]:.3g} ms; predicted: {boards or '-'}"
 
 
 def targets_of(results: Sequence[ModelResult], missing: tuple[str, ...]) -> list[Target]:
@@ -196,6 +212,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="names of models, such as squeezenet_fp32")
     parser.add_argument("--limit-s", type=float, default=300.0, help="seconds of each search for layers (300)")
+    parser.add_argument(
+        "--allowed", nargs="*", type=float, default=ALLOWANCES, help="shares of changed answers (0.01 0.02 0.05)"
+    )
     options = parser.parse_args()
     results, skipped, began = [], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="edgesplit-bench-") as name:
@@ -204,7 +223,7 @@ def main() -> None:
                 skipped.append(model)
                 print(f"{model.name}: left out, {model.why}")
                 continue
-            results.append(measure(model, options.limit_s, Path(name)))
+            results.append(measure(model, options.limit_s, options.allowed, Path(name)))
             show(results[-1])
     if sizes := [result.size for result in results if result.size is not None]:
         print(f"\nmedian int8 size {statistics.median(sizes):.3f}; {time.monotonic() - began:.0f} s")

@@ -8,7 +8,6 @@ deadline. Then once more with a floor.
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import sys
@@ -17,37 +16,23 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from ladder import LADDER, RULE, LadderModel, ladder_outputs, photographs
-from PIL import Image
+from ladder_costs import RUNGS, Rung, median_frame_bytes, rung, variant_of
 from record import Target, finish, make_parser
-from trained import QUALITY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from policy_replay import Adaptive, Outcome, Scenario, replay
 
-from edgesplit.answers.comparison import is_right
 from edgesplit.bandwidth_trace import read_uplink_trace
-from edgesplit.device_profile import load_profile
-from edgesplit.input_spec import parse_input_spec
 from edgesplit.plan import Conditions, Link, Plan, choose_row, latency_s
 from edgesplit.variant_choice import above_floor, for_deadline
 from edgesplit_partitioner import plan
-from edgesplit_partitioner.costs.build import build_costs
-from edgesplit_partitioner.costs.predict import as_servers_run, predict_intervals
-from edgesplit_partitioner.model_loader import prepare_model
-from edgesplit_partitioner.onnx_format.model import with_input_layer
-from edgesplit_partitioner.planner.family import Variant, plan_family
+from edgesplit_partitioner.planner.family import plan_family
 from support.families import fastest_by_accuracy, random_family, random_link
 
-RUNGS = {
-    f"{model.name.replace('.', '')}-{model.side}": model for model in (LadderModel("v1_0.25", 128), *LADDER.values())
-}
-"""The five models by the name of their variant."""
-FRAME_PIXELS = 256
 BOARDS = ("raspberrypi3b+", "raspberrypi4")
 DEADLINES_S = (0.06, 0.1, 0.15)
 FLOOR = 0.6
@@ -95,54 +80,6 @@ def random_families(count: int, first_seed: int, processes: int) -> tuple[int, i
 
 
 # ---- the ladder ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A variant with which photographs it gets right, and what planning it needs."""
-
-    name: str
-    model: Any
-    graph: Any
-    is_right: Sequence[bool]
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the photographs that it gets right."""
-        return sum(self.is_right) / len(self.is_right)
-
-
-def rung(name: str) -> Rung:
-    """A variant of the ladder, with which of all photographs it gets right."""
-    file = RUNGS[name]
-    model = prepare_model(file.path.read_bytes(), {})
-    pixels = "mean=127.5 std=127.5" if file.is_float else "uint8"
-    spec = parse_input_spec(f"image/jpeg {FRAME_PIXELS}x{FRAME_PIXELS} nhwc {pixels}")
-    graph, _ = with_input_layer(model, spec)
-    outputs = zip(ladder_outputs(file), photographs(), strict=True)
-    return Rung(name, model, graph, [is_right(RULE, answer, label) for answer, (_, label) in outputs])
-
-
-def median_frame_bytes() -> int:
-    """Size of a photograph as a camera would send it."""
-    sizes = []
-    for path, _ in photographs():
-        file = io.BytesIO()
-        Image.open(path).convert("RGB").resize((FRAME_PIXELS, FRAME_PIXELS)).save(file, "JPEG", quality=QUALITY)
-        sizes.append(len(file.getvalue()))
-    return int(median(sizes))
-
-
-def variant_of(rung: Rung, board: str, frame_bytes: int) -> Variant:
-    """The variant with predicted seconds on a board and on this kind of server; boundaries travel raw."""
-    form = rung.model.format
-    server = as_servers_run(load_profile("generic-x86"), form)
-    cloud_s = {name: one.seconds for name, one in predict_intervals(rung.graph, server, form).items()}
-    costs = build_costs(
-        rung.name, rung.graph, profile=load_profile(board), cloud_s=cloud_s, tensors={}, frame_bytes=frame_bytes,
-        model_format=form,
-    )  # fmt: skip
-    return Variant(rung.name, costs, rung.accuracy)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ from edgesplit_agent.host.log_buffer import install_log_buffer
 from edgesplit_agent.host.machine import machine_figures
 from edgesplit_agent.offload.foreign_server import ForeignServers, ForeignTls
 from edgesplit_agent.offload.gateway_route import GatewayRoute
+from edgesplit_agent.policy.audit_budget import AUDIT_LIMITS, AuditLimits
+from edgesplit_agent.policy.still_calibration import SPACING_S
 from edgesplit_agent.power.mode import PowerSettings as PowerWishes
 from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.power.sensors import ROOT as SYSFS
@@ -70,6 +72,7 @@ from edgesplit_agent.serving.metrics import (
     power_gauges,
 )
 from edgesplit_agent.serving.remote_requests import RemoteRequests
+from edgesplit_agent.state.cascade_store import CascadeStore
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
 from edgesplit_agent.telemetry.conditions import reported_conditions
@@ -77,7 +80,7 @@ from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES, DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
 from edgesplit_agent.telemetry.request_record import DeviceRunObserver
-from edgesplit_agent.telemetry.windows import TelemetryWindows, build_telemetry
+from edgesplit_agent.telemetry.windows import TelemetryWindows, build_telemetry, with_cascades
 from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.bundle.request import BundleWatch
 from edgesplit_agent.updates.download_window import DownloadWindow, Span
@@ -181,6 +184,10 @@ class AgentSettings:
     """Share of the cost of running everything locally that hedges may use; see `policy.hedge_budget`."""
     skip_still: float = 0.0
     """Share of the answers of a named stream that may change where those of still frames are repeated; 0: none are."""
+    audits: AuditLimits = AUDIT_LIMITS
+    """What the audits of cascades may cost."""
+    still_spacing_s: float = SPACING_S
+    """Least seconds between the frames that count for that promise."""
 
 
 class Agent:
@@ -215,9 +222,11 @@ class Agent:
             identity.device_class, self._offload_client, tracer=self._tracer, power=self._power,
             settings=EngineSettings(
                 hedge=settings.hedge, hedge_budget=settings.hedge_budget, lanes=settings.lanes,
-                skip_still=settings.skip_still,
+                skip_still=settings.skip_still, audits=settings.audits, still_spacing_s=settings.still_spacing_s,
+                still_file=folder.still_frames_file,
             ),
             client_for=self._foreign.for_release, is_settled=self._is_committed,
+            cascade_store=CascadeStore(folder.cascades_file),
         )  # fmt: skip
         self._telemetry_windows = self._engine.observe(TelemetryWindows())
         self._health = self._engine.observe(ReleaseHealthTracker())
@@ -406,6 +415,7 @@ class Agent:
             "counters": self._telemetry_windows().total.get(model, {}), "worker": release.host.status(),
             "problem": release.trouble, "no_direct_access": self._engine.direct.reason_against(model),
             "phases": self._metrics().phase_statistics(release.manifest.model),
+            "cascade": self._engine.cascades.status(model),
         }  # fmt: skip
 
     def _power_note(self, plan: Plan) -> str:
@@ -428,7 +438,10 @@ class Agent:
         notable = (conditions.remote_usable, rows)
         if not take:
             return None, notable
-        windows = self._telemetry_windows().close_windows(self._engine.serving, conditions, self._engine.reasons.of)
+        windows = self._telemetry_windows().close_windows(
+            self._engine.serving, conditions, self._engine.reasons.of, self._engine.still_frames.take_window()
+        )
+        windows = with_cascades(windows, self._engine.cascades.close_windows())
         message = build_telemetry(
             session, sequence, self._settings.emulate, conditions, windows, self._power.to_telemetry(),
             **self._device_fields()
@@ -454,10 +467,10 @@ class Agent:
         """Conditions that the agent finds itself."""
         servers = [server for server in (self._server, self._local_server) if server is not None]
         endpoints = [server.recent_refusals() for server in servers]
-        repeats = self._engine.still_frames.alarms()
-        if self._gateway is None:
-            return reported_conditions(endpoints, repeat_alarms=repeats)
-        return reported_conditions(endpoints, self._gateway.flood, self._gateway.list_problem, repeats)
+        repeats, cascades = self._engine.still_frames.alarms(), self._engine.cascades.alarms()
+        gateway = self._gateway
+        flood, problem = (gateway.flood, gateway.list_problem) if gateway is not None else ("", "")
+        return reported_conditions(endpoints, flood, problem, repeats, cascades)
 
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
         """Health of each serving release."""

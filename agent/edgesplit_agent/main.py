@@ -43,6 +43,8 @@ from edgesplit_agent.control.gateway_server import listen_address
 from edgesplit_agent.host.log_buffer import install_log_buffer
 from edgesplit_agent.host.sd_notify import ServiceManager
 from edgesplit_agent.offload.foreign_server import ForeignTls
+from edgesplit_agent.policy.audit_budget import AUDIT_LIMITS, AuditLimits
+from edgesplit_agent.policy.still_calibration import SPACING_S
 from edgesplit_agent.power.mode import POLICIES
 from edgesplit_agent.power.mode import PowerSettings as PowerWishes
 from edgesplit_agent.releases.loaded_release import RELATIVE_TOLERANCE
@@ -68,6 +70,7 @@ AddOption = Callable[..., object]
 MOST_THREADS = 256
 LONGEST_HEALTH_S = 86_400.0
 MAX_POWER_BUDGET_W = 1_000.0
+MAX_SPACING_S = 86_400.0
 DEFAULT_CHANGED = 0.01
 """Share of a stream's answers that repeating may change, where the operator names none."""
 
@@ -220,6 +223,16 @@ def _model_options(option: AddOption) -> None:
     option("--changed", type=_argparse_type(changed), metavar="SHARE",
            help="with --skip-still: share of a stream's answers that may differ from the model's because of it, as in"
            f" 0.5%% (default {DEFAULT_CHANGED:.0%}%)")
+    option("--audits", type=_bounded(float, 0, 600, "number a minute: 0 to 600"), metavar="PER-MINUTE",
+           default=AUDIT_LIMITS.per_minute,
+           help="of a cascade: sure answers a minute that are compared with the second variant's, at most"
+           " (default %(default)g; 0: none are)")
+    option("--audit-bytes", type=_argparse_type(parse_size), default=int(AUDIT_LIMITS.bytes_per_minute), metavar="SIZE",
+           help="bytes a minute that these audits may send and receive, as in 500kB (default 1MB)")
+    spacing = _bounded(float, 0, MAX_SPACING_S, f"number of seconds: 0 to {MAX_SPACING_S:g}")
+    option("--still-spacing", type=spacing, default=SPACING_S, metavar="SECONDS",
+           help="frames count for that promise at most this often: about as long as a scene lasts"
+           f" (default {SPACING_S:g})")
 
 
 def _observability_options(option: AddOption) -> None:
@@ -368,6 +381,8 @@ def _run(options: argparse.Namespace) -> int:
                 remote_inference=options.remote_inference,
                 hedge=options.hedge, hedge_budget=options.hedge_budget,
                 skip_still=(options.changed or DEFAULT_CHANGED) if options.skip_still else 0.0,
+                audits=AuditLimits(options.audits, float(options.audit_bytes)),
+                still_spacing_s=options.still_spacing,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_link_trace(options),
                 isolate=options.worker == "process", lanes=options.direct_access,

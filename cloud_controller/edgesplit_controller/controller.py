@@ -52,6 +52,7 @@ from edgesplit_controller.planning.planner_service import (
     OWN_CLASS,
     PlanningService,
     PlanOptions,
+    check_for_model,
     device_profile,
     link_of,
     slowest_link,
@@ -67,9 +68,10 @@ from edgesplit_controller.releases.signing import KeyManagement
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.retention.collector import Collector
 from edgesplit_controller.retention.removal import Removal
+from edgesplit_controller.rollout.audits import check_audited
 from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
-from edgesplit_controller.rollout.gates import gates_of_answers
+from edgesplit_controller.rollout.gates import Gates, gate_of_audits, gates_of_answers
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.rollout.states import NOTHING
 from edgesplit_controller.storage.blob_interface import Blobs
@@ -250,6 +252,12 @@ class Controller:
         """One family; UsageError for a model."""
         return family_to_dict(self.registry.get(reference))
 
+    def family_answers(self, reference: str) -> dict[str, Any]:
+        """What a family's variants answer to its samples; UsageError for a model."""
+        families = Families(self.database, self.blobs, self.registry, now=time)
+        answers: dict[str, Any] = msgspec.to_builtins(families.answers(self.registry.get(reference)))
+        return answers
+
     def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
         """Heavy. Measure a model's layers on this machine; with `codecs` also the effect of each lossy codec on the
         results for the model's samples."""
@@ -278,7 +286,9 @@ class Controller:
     def plan(self, reference: str, device_class: str, link: str, options: PlanOptions) -> dict[str, Any]:
         """Heavy. A plan with its explanation; nothing is deployed. UsageError for a family, whose variants' costs are
         planned together where they are asked for."""
-        return self.planner.describe(self.registry.get(reference), device_class, link, options)
+        model = self.registry.get(reference)
+        check_for_model(model.ref, options)
+        return self.planner.describe(model, device_class, link, options)
 
     def deploy(
         self, reference: str, targets: Sequence[str], link: str, plan_options: PlanOptions, *, recut: bool = False,
@@ -293,7 +303,8 @@ class Controller:
         """
         model = self.registry.get(reference)
         devices = self.devices.select(targets)
-        judged = gates_of_answers(self.rollouts.checked_terms(asked, len(devices)).gates)
+        gates = self.rollouts.checked_terms(asked, len(devices)).gates
+        judged = gates_of_answers(gates)
         check_agents(model, devices, judged=bool(judged))
         gateways = self.gateways.by_device([device.name for device in devices])
         through = gateway_tier_by_class(devices, gateways)
@@ -304,6 +315,7 @@ class Controller:
         digest, manifest = self.release_builder.prepare(
             model, links, plan_options, recut=by_planner, gateways=through, judged=judged
         )
+        _check_audited(gates, manifest, devices)
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
             return self._to_sign(digest, model, devices, manifest)
@@ -325,8 +337,9 @@ class Controller:
         devices = self.devices.select(targets)
         if missing := sorted({device.device_class for device in devices} - set(manifest.plans)):
             raise Conflict(f"the release has no plan for {', '.join(missing)}, which joined meanwhile: deploy again")
-        judged = gates_of_answers(self.rollouts.checked_terms(asked, len(devices)).gates)
-        check_agents(model, devices, judged=bool(judged))
+        gates = self.rollouts.checked_terms(asked, len(devices)).gates
+        check_agents(model, devices, judged=bool(gates_of_answers(gates)))
+        _check_audited(gates, manifest, devices)
         self.release_builder.publish(model, release, plan_options, signed)
         options = {**plan_options.as_options(), "now": now}
         return self._roll_out(release, model, devices, manifest, targets, options, asked)
@@ -342,8 +355,11 @@ class Controller:
         """
         model = self.agents.get(version)
         devices = self.devices.select(targets)
-        if gates_of_answers(self.rollouts.checked_terms(asked, len(devices)).gates):
-            raise UsageError("an agent has no answers of its own: gates of accuracy and agreement are for models")
+        gates = self.rollouts.checked_terms(asked, len(devices)).gates
+        if gates_of_answers(gates) or gate_of_audits(gates):
+            raise UsageError(
+                "an agent has no answers of its own: gates of accuracy, agreement and changed answers are for models"
+            )
         digest, manifest = self.agents.prepare(model)
         self.agents.check_fit(manifest, devices)
         if signed is not None and signed[0] != digest:
@@ -676,6 +692,12 @@ class Controller:
     def _visible_names(self) -> frozenset[str] | None:
         """Names of the devices that are visible to the caller; None: all, also those that were deleted."""
         return None if self.devices.groups is None else frozenset(device.name for device in self.devices.all())
+
+
+def _check_audited(gates: Gates, manifest: Manifest, devices: Sequence[Device]) -> None:
+    """UsageError for a gate of changed answers where none is audited."""
+    if (gate := gate_of_audits(gates)) is not None:
+        check_audited(gate.text, manifest, (device.telemetry for device in devices))
 
 
 def _superseded(supersedes: Mapping[int, int]) -> list[dict[str, int]]:

@@ -74,8 +74,13 @@ def compilation_note(profile: DeviceProfile, graph: LayerGraph, model_format: st
 
 def _idle_reason(graph: LayerGraph, model_format: str) -> str:
     """Why nothing of the model can run on an Edge TPU; empty where something can."""
-    if model_format != "tflite" or not any(tensor.datatype in ("INT8", "UINT8") for tensor in graph.tensors.values()):
-        return "only int8 TFLite models can be compiled for it"
+    if model_format != "tflite":
+        return "only int8 TFLite models can be compiled for it, and this one is ONNX: export it as TFLite"
+    if not any(work.is_int8 for layer in graph.layers for work in layer.work):
+        return (
+            "only int8 TFLite models can be compiled for it, and this one computes in float: `edgectl model compress"
+            " NAME --method int8` makes a version that can"
+        )
     return "" if shutil.which(COMPILER) else f"{COMPILER} is not on the PATH"
 
 

@@ -36,6 +36,7 @@ PROFILE_PACKAGE = "edgesplit_device_profiles"
 UNITS = {
     "dense_conv_flops_per_s": "flop/s", "depthwise_flops_per_s": "flop/s", "gemm_flops_per_s": "flop/s",
     "elementwise_per_s": "elements/s", "memory_bytes_per_s": "B/s", "weight_load_bytes_per_s": "B/s",
+    "dense_conv_int8_flops_per_s": "op/s", "depthwise_int8_flops_per_s": "op/s", "gemm_int8_flops_per_s": "op/s",
     "jpeg_pixels_per_s": "pixels/s", "memory_bytes": "B", "operator_overhead_s": "s", "runtime_factor": "times",
     "zstd_slowdown": "times", "idle_watts": "W", "active_watts": "W",
 }  # fmt: skip
@@ -122,8 +123,9 @@ class CalibrationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     were cut (`exact`) on the profile's `threads`."""
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Throughput of each class of operator when all cores of the device work on one inference."""
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Throughput of each class of operator when all cores of the device work on one inference. A class without a rate
+    for 8-bit integers is taken to be as fast in them as in float."""
 
     dense_conv_flops_per_s: Figure
     """Dense convolutions; one multiply-accumulate counts as 2."""
@@ -138,6 +140,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Reading weights from storage when a slice is loaded."""
     jpeg_pixels_per_s: Figure
     """Decoding baseline JPEG to 8-bit planes."""
+    dense_conv_int8_flops_per_s: Figure | None = None
+    """Dense convolutions of 8-bit integers."""
+    depthwise_int8_flops_per_s: Figure | None = None
+    gemm_int8_flops_per_s: Figure | None = None
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,9 +191,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def named_figures(self) -> dict[str, Figure]:
         """Every figure by field name, the rates first."""
-        rates = {name: getattr(self.rates, name) for name in self.rates.__struct_fields__}
-        others = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {**rates, **{name: figure for name, figure in others.items() if isinstance(figure, Figure)}}
+        fields = {name: getattr(part, name) for part in (self.rates, self) for name in part.__struct_fields__}
+        return {name: figure for name, figure in fields.items() if isinstance(figure, Figure)}
 
     def figure_rows(self) -> list[tuple[str, str, str, str, str]]:
         """Every figure as a table row for display: name, value, unit, basis, source."""

@@ -101,6 +101,13 @@ class Interrupted(EdgeError):
     exit_code = 16
 
 
+class Unsure(EdgeError):
+    """A cascade has only an unsure answer, because its second variant could not be asked in time, and the request
+    refuses such answers. The same call may succeed later."""
+
+    exit_code = 17
+
+
 class NotFound(UsageError):
     """No such model, version or release here (HTTP 404)."""
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from edgesplit.cascade import Cascade, ChangedShare
 from edgesplit.msgspec_warmup import warm_up_structs
 
 Fallback = Literal["warm", "cold", "none"]
@@ -75,26 +76,6 @@ def cut_name(last_layers: Iterable[str]) -> str:
     where the cut goes through branches. Two cuts never share it, since these layers and all they depend on are the
     device's part; the last layer in the order of the model may be the same in many."""
     return CUT_NAME_SEPARATOR.join(last_layers)
-
-
-class ChangedShare(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound on the share of answers that differ from those of the unchanged model, found on samples."""
-
-    at_most: float
-    """Upper bound of the share."""
-    certainty: float
-    """Probability with which samples give a bound that holds."""
-    samples: int
-    """Number of samples that the bound was found on, none of which chose anything."""
-    differing: int
-    """Of these, those whose answer differs."""
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        # rounded up, so that the text never promises more than the bound
-        percent = f"{math.ceil(1000 * self.at_most - 1e-9) / 10:g}"
-        return f"at most {percent} % of answers differ ({100 * self.certainty:g} % sure, {self.samples} samples)"
 
 
 def variant_name(variant: str, name: str) -> str:
@@ -254,6 +235,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a family: no request is answered by a row of less accuracy; a request may ask for more."""
     deadline_s: float = 0.0
     """Of a family: seconds within which a request is to be answered, where it names no shorter deadline; 0: none."""
+    cascade: Cascade | None = None
+    """Of a family: one variant answers first, and another where it is unsure; None: the rows are chosen among."""
 
     def row(self, name: str) -> Row:
         """The row called `name`; `NAME~K` is its remote half beyond its K-th further link. KeyError if it does not
@@ -393,30 +376,38 @@ def marginal_energy_j(row: Row, now: Conditions, power: Power) -> float:
 def slowest_stage_s(row: Row, now: Conditions) -> float:
     """Seconds per inference of a stream by this row: those of its slowest stage, with all stages working in parallel.
 
-    A tier's stage is running its layers, decoding what it receives and encoding what it sends on; each direction of a
-    link is a stage of its own. Round trips are in no stage: they delay the first answer and not the next.
+    Round trips are in no stage: they delay the first answer and not the next.
     """
-    # Stages in order: the device; both directions of the first link; each further tier; both directions of each further
-    # link. In steady state the slowest one sets the rate (pipelining).
-    stages = [(row.device_s + row.encode_s) * now.device_slowdown]
+    return max(stages_s(row, now))
+
+
+def stages_s(row: Row, now: Conditions) -> tuple[float, ...]:
+    """Seconds per inference of each stage of a stream by this row; in steady state the slowest one sets the rate
+    (pipelining).
+
+    A tier's stage is running its layers, decoding what it receives and encoding what it sends on; each direction of a
+    link is a stage of its own. Their order: the device; both directions of the first link; each further tier; both
+    directions of each further link. A local row has the first alone.
+    """
+    device_s = (row.device_s + row.encode_s) * now.device_slowdown
     if row.is_local:
-        return stages[0]
-    stages += [
+        return (device_s,)
+    first_link = (
         row.up_bytes / (now.link.up_bytes_per_s or _DEAD_LINK_BYTES_PER_S),
         row.down_bytes / (now.link.down_bytes_per_s or _DEAD_LINK_BYTES_PER_S),
-    ]
+    )
     # `row.remote_s` covers all tiers beyond the first link; without the further ones it is that of the first tier
     # alone.
     further_s = sum(hop.encode_s + hop.decode_s + hop.seconds for hop in row.hops)
     tiers = [row.decode_s + row.remote_s - further_s, *(hop.decode_s + hop.seconds for hop in row.hops)]
     sending = [*(hop.encode_s for hop in row.hops), 0.0]
-    stages += [(compute_s + encode_s) * now.server_load for compute_s, encode_s in zip(tiers, sending, strict=True)]
+    beyond = [(compute_s + encode_s) * now.server_load for compute_s, encode_s in zip(tiers, sending, strict=True)]
     links = (
         [*_first_hop_transfer_s(row, now), *(s for hop in row.hops[1:] for s in (hop.up_s, hop.down_s))]
         if row.hops
         else []
     )
-    return max(*stages, *links)
+    return (device_s, *first_link, *beyond, *links)
 
 
 def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power | None = None) -> float:

@@ -213,9 +213,10 @@ def _power(controller: SmallController) -> tuple[str, bool | None] | None:
 def test_still_frames_of_a_stream_are_repeated_within_the_operators_share(
     controller: SmallController, agent: AgentProcess
 ) -> None:
-    """A made-up video whose truth is known (seed 9): most answers are repeated, with their age, and few are wrong."""
+    """A made-up video whose truth is known (seed 9): most answers are repeated, with their age, and few are wrong.
+    Telemetry has the counts, and a restart does not calibrate again."""
     release, allowed, rng = TinyRelease(9), 0.05, np.random.default_rng(9)
-    agent.extra = ("--skip-still", "--changed", "5%", "--offload", "127.0.0.1:9")
+    agent.extra = ("--skip-still", "--changed", "5%", "--still-spacing", "0", "--offload", "127.0.0.1:9")
     controller.deploy(release)
     agent.start()
     eventually("it runs", lambda: agent.is_running(release), 60)
@@ -234,6 +235,20 @@ def test_still_frames_of_a_stream_are_repeated_within_the_operators_share(
     (stream,) = agent.status()["still_frames"]
     assert (stream["stream"], stream["state"], stream["allowed"]) == ("door", "repeating", allowed)
     assert stream["repeated"] == sum(age > 0 for age in ages) and stream["alarm"] == ""
+    eventually("telemetry has the allowance", lambda: _allowed_still(controller) == allowed, 60)
+    assert agent.end() == 0
+    agent.start()
+    eventually("it serves again", lambda: [model["model"] for model in agent.status()["models"]] == ["tiny"], 60)
+    with agent.client as client:
+        client.infer("tiny", {"x": frames[0][None]}, deadline_s=30.0, options=InferOptions(stream="door"))
+    (restarted,) = agent.status()["still_frames"]
+    assert (restarted["state"], restarted["calibrated"]) == ("repeating", stream["calibrated"])
+
+
+def _allowed_still(controller: SmallController) -> float | None:
+    newest = controller.last(messages.Telemetry)
+    windows = newest.models if newest is not None else ()
+    return next((window.still.allowed for window in windows if window.still is not None), None)
 
 
 def test_a_killed_agent_loses_no_request_and_its_last_will_is_published(

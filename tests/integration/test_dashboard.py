@@ -21,7 +21,7 @@ from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
 from support import REPOSITORY
 from support.browser import DESKTOP, PHONE, Browser, chromium, needs_browser
 from support.dashboard_server import MODEL, Dashboard
-from support.sample_fleet import device_row, make_rollout
+from support.sample_fleet import device_row, make_audits, make_rollout
 
 MANY = 1_000
 AXE = REPOSITORY / "cloud_controller" / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
@@ -115,6 +115,18 @@ def test_a_script_in_a_name_is_shown_as_text(dashboard: Dashboard, browser: Brow
     browser.open(dashboard.page("devices", HOSTILE))
     browser.shows("no device", ".problem")
     assert browser.driver.title != "owned" and browser.all("img") == []
+
+
+def test_audits_stand_beside_the_promise(dashboard: Dashboard, browser: Browser) -> None:
+    """On the pages of the device and of the model, where the sums are of all devices; a broken promise stands out."""
+    make_audits(dashboard.database, dashboard.names[:2], MODEL, dashboard.release)
+    browser.open(dashboard.page("devices", dashboard.names[0]))
+    panel = f"section[aria-label='Who answers for {MODEL}']"
+    browser.shows("small 72 %, large 28 %", panel)
+    browser.shows("allowed 2 %, 31 of 412 audited differed", f"{panel} dd.warn")
+    browser.shows("allowed 1 %, 3 of 643 audited differed", panel)
+    browser.open(dashboard.page("models", dashboard.model))
+    browser.shows("allowed 2 %, 35 of 824 audited differed", "section[aria-label='Answers that may change']")
 
 
 def test_a_devices_page_charts_its_latency_and_plan(dashboard: Dashboard, browser: Browser) -> None:

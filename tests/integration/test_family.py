@@ -119,6 +119,22 @@ def test_a_floor_above_the_best_variant_is_refused(cloud: Cloud, device: Agent, 
     assert answer(device, images[0], least_accuracy=0.8).report.variant == "large"
 
 
+def test_a_cascade_is_planned_and_released(cloud: Cloud, device: Agent, images: list[np.ndarray]) -> None:
+    """On 24 samples at 20 %: the plan prices it and says what stays, the signed plan has it, and each answer is by the
+    variant that it names; 2 % would take more samples, which is exit 4."""
+    asked = ("nets", "--cascade", "--changed", "20%", "--certainty", "80%")
+    refused = cloud.edgectl("plan", *asked[:3], "2%", "--device", "raspberrypi4", code=4)
+    assert "24 samples are too few" in refused and "at least 114" in refused
+    assert "--cascade too" in cloud.edgectl("plan", "nets", "--changed", "2%", "--device", "raspberrypi4", code=2)
+    planned = cloud.json("plan", *asked, "--device", "raspberrypi4")["cascade"]
+    assert planned["text"].endswith("at most 20 % of answers differ (80 % sure, 24 samples)")
+    assert 0.0 <= planned["cascade"]["escalated"] < 1.0 and planned["gain_text"]
+    deployed = cloud.json("deploy", *asked, "--to", "pi4", "--wait", "60")
+    signed = deployed["plans"][0]["cascade"]
+    assert (signed["first"], signed["second"]) == ("small", "large")
+    assert signed["threshold"] == planned["cascade"]["threshold"]
+
+
 def test_without_a_link_the_best_local_variant_answers(
     cloud: Cloud, device: Agent, family: dict[str, WholeModel], images: list[np.ndarray]
 ) -> None:

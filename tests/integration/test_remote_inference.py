@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from support.edgesplit_processes import DIGITS, PATIENCE_S, Agent, Cloud, eventu
 from support.remote_inferences import answer, listen, next_request, received, reply
 
 FRAME_FILE = DIGITS / "frames" / "000.jpg"
+NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,11 @@ def thief(cloud: Cloud, tmp_path: Path) -> Iterator[Device]:
     yield from connected(cloud, tmp_path, "thief")
 
 
-def connected(cloud: Cloud, folder: Path, name: str) -> Iterator[Device]:
-    made = enrolled(Up(cloud.data), name, folder, replace=True)
+def connected(cloud: Cloud, folder: Path, role: str) -> Iterator[Device]:
+    """A device of its own for each test. One that replaced another of its name would lose its connection when the
+    controller ends the other's session, on a busy machine after it said that it is online."""
+    name = f"{role}-{next(NUMBERS)}"
+    made = enrolled(Up(cloud.data), name, folder)
     eventually(f"{name} is online", lambda: cloud.api.get(f"/v1/devices/{name}")["state"] == "online")
     listen(made)
     yield made

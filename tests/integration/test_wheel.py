@@ -20,6 +20,9 @@ NEEDED = (
     "edgesplit_device_profiles/raspberrypi4.yaml",
     "edgesplit_cli/demo/digits/digits.onnx",
     "edgesplit_cli/demo/digits/frames/labels.json",
+    "edgesplit_cli/demo/digits/held_out.npz",
+    "edgesplit_cli/demo/digits/samples.py",
+    "edgesplit_cli/demo/digits/student.onnx",
 )
 BUILT = REPOSITORY / "cloud_controller" / "edgesplit_controller" / "dashboard_assets"
 BASE = ("msgspec", "numpy", "numpy.libs", "zstandard", "PIL", "pillow.libs", "httptools")
@@ -41,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_contains_every_package_and_its_data_files(wheel: Path) -> None:
-    """Every module of every package, device profiles, type marker, the demo's model and the dashboard, where it was
+    """Every module of every package, device profiles, type marker, the demo's models and the dashboard, where it was
     built; no test and no cache."""
     names = set(zipfile.ZipFile(wheel).namelist())
 

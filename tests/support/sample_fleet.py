@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from edgesplit.mqtt.messages import CascadeCounts, StillCounts
+from edgesplit_controller.fleet.audits import AnswerAudits
 from edgesplit_controller.history.buckets import (
     SPANS,
     Span,
@@ -21,7 +23,12 @@ from edgesplit_controller.history.buckets import (
 from edgesplit_controller.rollout.terms import Portion, Rate, RateState, Terms
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, TelemetryRow
-from edgesplit_controller.storage.tables.device_state import DeviceBucketRow, DeviceSessionRow, ModelBucketRow
+from edgesplit_controller.storage.tables.device_state import (
+    DeviceBucketRow,
+    DeviceSessionRow,
+    ModelBucketRow,
+    RunningRow,
+)
 from edgesplit_controller.storage.tables.replan import ProposalRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
@@ -204,6 +211,23 @@ def make_past(database: Database, name: str, model: str, *, group: str = "doors"
                 session.add(DeviceBucketRow(device=name, model=bare, content=content, **place))
                 many = {**content, "origins": {"simulated": content["requests"]}}
                 session.add(ModelBucketRow(model=bare, group=group, content=many, **place))
+
+
+def make_audits(database: Database, names: Sequence[str], model: str, release: str) -> None:
+    """What these devices counted of a cascade and of still frames: the first one has broken its promise."""
+    with database.write() as session:
+        for number, name in enumerate(names):
+            changed = 4 if number else 31
+            cascade = CascadeCounts(
+                sure=21_400, escalated=8_300, unsure=310, audited=412, changed=changed, unaudited=12,
+                alarms=0 if number else 1, threshold=0.8125, allowed=0.02, answered={"small": 21_710, "large": 8_300},
+            )  # fmt: skip
+            still = StillCounts(repeated=12_900, audited_same=640, changed=3, unaudited=5, allowed=0.01)
+            sums = msgspec.to_builtins(AnswerAudits(cascade=cascade, still=still))
+            session.merge(RunningRow(
+                device=name, model=model.partition("@")[0], release=release, desired_release=release, state="running",
+                cause="", detail="", cut="", audits={release: sums},
+            ))  # fmt: skip
 
 
 def make_proposal(database: Database, names: Sequence[str], *, model: str, release: str, device_class: str) -> int:

@@ -40,7 +40,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
         "atomic_files audit_chain backoff concurrency errors file_hash lazy_import limits missing_packages "
         "msgspec_warmup socket_send terminal_text",
-        "decoding",
+        "cascade decoding",
         "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
         "variant_choice",
         "link_emulation links observability release testing",

@@ -14,13 +14,22 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TypeVar
 
 import msgspec
 
 from edgesplit import plan, variant_choice
-from edgesplit.errors import DeadlineExceeded, InfeasibleLimits, InferenceFailed, LinkError, NotFound, UsageError
+from edgesplit.errors import (
+    DeadlineExceeded,
+    InfeasibleLimits,
+    InferenceFailed,
+    LinkError,
+    NotFound,
+    Unsure,
+    UsageError,
+)
 from edgesplit.observability import trace_context
 from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
@@ -39,15 +48,19 @@ from edgesplit_agent.offload.target import (
     TargetSnapshot,
     TargetTimeouts,
 )
+from edgesplit_agent.policy.audit_budget import AUDIT_LIMITS, AuditLimits
 from edgesplit_agent.policy.hedge_budget import HedgeBudget, max_sending_cost, processor_cost, sending_cost
 from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, slices_duration_s
 from edgesplit_agent.policy.row_reason import RowReasons
 from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext, select_row
+from edgesplit_agent.policy.still_calibration import SPACING_S
 from edgesplit_agent.power.energy_model import actual_joules
 from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.accounting import RequestAccounting
+from edgesplit_agent.serving.cascade import Cascades, CascadeSteps
 from edgesplit_agent.serving.device_queue import DeviceQueue
+from edgesplit_agent.serving.device_speed import DeviceSpeed
 from edgesplit_agent.serving.direct_access import DirectAccess, IsSettled, LaneConditions
 from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
 from edgesplit_agent.serving.local_executor import Live, LocalExecutor
@@ -58,6 +71,7 @@ from edgesplit_agent.serving.request_trace import RequestTrace
 from edgesplit_agent.serving.stale_cache import StaleAnswerCache
 from edgesplit_agent.serving.still_frames import StillFrames
 from edgesplit_agent.serving.thread_pool import BoundedThreads
+from edgesplit_agent.state.cascade_store import CascadeStore
 from edgesplit_agent.telemetry.request_record import RequestObserver, RequestRecord
 from edgesplit_agent.worker.host import WorkerLost
 
@@ -89,6 +103,12 @@ class Settings:
     """Optional hedges may cost this ratio of answering everything locally; None: what the power mode allows."""
     skip_still: float = 0.0
     """Share of the answers of a named stream that may change where those of still frames are repeated; 0: none are."""
+    audits: AuditLimits = AUDIT_LIMITS
+    """What the audits of cascades may cost."""
+    still_spacing_s: float = SPACING_S
+    """Least seconds between the frames that count for that promise."""
+    still_file: Path | None = None
+    """Where calibrations of streams are kept; None: they end with the process."""
 
 
 RowSelection = Callable[[TargetSnapshot, bool], "RowChoice | None"]
@@ -111,6 +131,7 @@ class Engine:
         tracer: Tracer = TRACING_OFF,
         power: PowerMonitor | None = None,
         is_settled: IsSettled = lambda model: True,
+        cascade_store: CascadeStore | None = None,
     ) -> None:
         """`is_settled` tells whether no release of a model is on trial."""
         self._tracer = tracer
@@ -139,12 +160,19 @@ class Engine:
             self._settings.hedge, margin_s,
         )  # fmt: skip
         self.accounting = RequestAccounting()
-        self.accounting.add(_DeviceSpeed(self._targets, self._power))
+        self.accounting.add(DeviceSpeed(self._targets, self._power))
         self.idempotency: IdempotencyCache[Answer] = IdempotencyCache(
             size_of=lambda answer: sum(tensor.nbytes for tensor in answer.outputs.values())
         )
         self.stale_answers = StaleAnswerCache()
-        self.still_frames = StillFrames(self._settings.skip_still)
+        self.still_frames = StillFrames(
+            self._settings.skip_still, spacing_s=self._settings.still_spacing_s, file=self._settings.still_file
+        )
+        steps = CascadeSteps(
+            self._run_first, self._answer, self._answer_unseen, self._with_energy, self._can_audit,
+            self.accounting.defer,
+        )  # fmt: skip
+        self.cascades = Cascades(steps, cascade_store or CascadeStore(), self._settings.audits)
         self.direct = DirectAccess(
             lambda model: self._leased(model)[0], self._lane_conditions, self.accounting, self._power.energy,
             self.selector.record_joules, lambda: self.conditions.device_slowdown,
@@ -159,6 +187,7 @@ class Engine:
             targets = self._targets()
         for target in targets:
             target.start()
+        self.still_frames.start()
 
     def stop(self) -> None:
         """End all lanes and close the offload connections; requests that wait for a target finish locally. Every
@@ -170,7 +199,9 @@ class Engine:
             target.stop()
         self._offload_threads.stop()
         self._device_threads.stop()
+        self.still_frames.stop()
         self.accounting.deliver()
+        self.cascades.stop()
 
     def serve(self, model: str, release: LoadedRelease) -> None:
         """Serve `model` by this release from now on; requests that are running finish with theirs."""
@@ -183,6 +214,7 @@ class Engine:
             self._target_of = {served: targets.get(served, self.own_target) for served in self._serving.values()}
             self._target_of[release] = target
         self._forget_model(model)
+        self.cascades.serve(model, release)
         target.assume_link(release.plan.link)
         if previous is not None and previous is not release:
             previous.retire()
@@ -195,6 +227,7 @@ class Engine:
             still_served, targets = self._serving.values(), self._target_of.items()
             self._target_of = {served: target for served, target in targets if served in still_served}
         self._forget_model(model)
+        self.cascades.drop(model)
         if previous is not None:
             previous.retire()
 
@@ -294,7 +327,7 @@ class Engine:
             )  # fmt: skip
             if not request_id:  # cannot be retried, so it is not cached
                 return self._answer_or_repeat(request)
-            key = (*request_key(model, request_id, inputs), options.least_accuracy)
+            key = (*request_key(model, request_id, inputs), options.least_accuracy, options.refuse_unsure)
             wait_s = request.left_s - self._settings.margin_s / 2
             return self.idempotency.answer(key, wait_s, lambda: self._answer_or_repeat(request))
         finally:
@@ -324,9 +357,11 @@ class Engine:
         floor = request.options.least_accuracy
         try:
             answer = self._admit_and_run(request)
-        except (LinkError, DeadlineExceeded, InferenceFailed):  # Busy is a LinkError
+        except (LinkError, DeadlineExceeded, InferenceFailed, Unsure):  # Busy is a LinkError
             stale = self.stale_answers.get(stream, perf_counter(), oldest_s) if oldest_s > 0 else None
             if stale is None or stale.report.accuracy < floor or request.left_s <= 0:
+                raise
+            if stale.report.unsure and request.options.refuse_unsure:
                 raise
             return stale
         if oldest_s > 0 and self._serving.get(request.model) is request.release:
@@ -341,7 +376,7 @@ class Engine:
                 trace_context.request_context(request.trace.span.context, request.id),
                 self.queue.admitted(request.queue_entry),
             ):
-                answer = self._answer(request)
+                answer = self.cascades.answer(request)
         except Exception as error:
             self._on_end(request, error)
             raise
@@ -372,6 +407,37 @@ class Engine:
                 request.trace.failed(result)
         except Exception:
             log.exception("the spans of a request could not be recorded")
+
+    # The steps of a cascade
+
+    def _run_first(self, request: Request, row: Row) -> tuple[Answer, Live]:
+        """Answer by that local row; its energy is not recorded yet."""
+        conditions = self._with_clock_cap(request.target.conditions)
+        expected = _predict(RowChoice(row), request.release.plan, conditions, "", "")
+        try:
+            live = self._run_device_part(request, row)
+        except _DevicePartFailed as failure:
+            raise failure.error from None
+        return build_answer(request, expected, live), live
+
+    def _answer_unseen(self, request: Request) -> Answer:
+        """Answer a request that no application made: it counts as none, only its runs on the device do."""
+        try:
+            with self.queue.admitted(request.queue_entry):
+                return self._answer(request)
+        finally:
+            request.is_recorded = True
+            timing = request.timing if request.has_device_times else None
+            runs = request.take_device_runs()
+            self.accounting.finished(RequestRecord(request.model, request.release, None, runs, timing))
+            self.accounting.deliver()
+
+    def _can_audit(self, request: Request, rows: Plan) -> bool:
+        """Whether one of these rows may be used for an audit now: not to save energy, nor where the link is gone."""
+        may_send = request.target.snapshot().is_available
+        return self._power.mode.mode != "saver" and any(row.is_local or may_send for row in rows.rows)
+
+    # The selected row
 
     def _answer(self, request: Request) -> Answer:
         """Answer by the selected row; if the device's part fails, by a row without one, and after a lost worker once
@@ -414,11 +480,11 @@ class Engine:
         expected = _predict(choice, request.release.plan, conditions, cause, reason)
         if reservation is None:
             answer = build_answer(request, expected, self._run_device_part(request, choice.row))
-            return self._with_energy(request, choice, answer)
+            return self._with_energy(request, choice.row, answer)
         try:
             live = self._run_device_part(request, choice.row)
             answer = self._offload_race.finish(request, expected, live, conditions, target)
-            answer = self._with_energy(request, choice, answer)
+            answer = self._with_energy(request, choice.row, answer)
             # A race as planned, whichever side won, is reported as such; a fallback stays a fallback.
             raced = choice.local_was_chosen or answer.report.raced
             return _reclassify_race(answer, choice, conditions) if raced else answer
@@ -435,40 +501,38 @@ class Engine:
 
     def _select_row(self, request: Request, snapshot: TargetSnapshot, is_repeat: bool) -> RowChoice | None:
         """Select the row for this request, with what the budgets allow at this moment."""
-        model, release = request.model, request.release
+        model, release, rows = request.model, request.release, request.plan
         measured = _context(snapshot)
         context = replace(
             measured,
-            may_hedge=self._may_hedge(request, self._local_cost(release)),
-            may_race=self._may_hedge(request, max_sending_cost(release.plan, measured.conditions())),
+            may_hedge=self._may_hedge(request, self._local_cost(request)),
+            may_race=self._may_hedge(request, max_sending_cost(rows, measured.conditions())),
             deadline_s=request.allowed_s,
             least_accuracy=request.options.least_accuracy,
             slowdown=self._power.slowdown,
         )
         if self._serving.get(model) is not release:  # replaced meanwhile: nothing is held for it
-            return select_row(release.plan, context, self._power.mode)
-        return self.selector.select(
-            model, release.plan, context, is_repeat=is_repeat, layer_counts=release.layer_counts
-        )
+            return select_row(rows, context, self._power.mode)
+        return self.selector.select(model, rows, context, is_repeat=is_repeat, layer_counts=release.layer_counts)
 
     def _may_hedge(self, request: Request, cost: float) -> bool:
         """Whether device and target may both work on this request, at this cost."""
         mode = request.options.hedge or self._settings.hedge
         if mode != "auto":  # the application or the operator decided
             return mode == "always"
-        if request.release.plan.local is None or self.queue.has_waiting:
+        if request.plan.local is None or self.queue.has_waiting:
             return False
         return self.hedge_budget.allows(request.model, cost)
 
-    def _local_cost(self, release: LoadedRelease) -> float:
+    def _local_cost(self, request: Request) -> float:
         """Cost of answering locally alone; 0 where the plan has no local row."""
-        local = release.plan.local
+        local, release = request.plan.local, request.release
         if local is None:
             return 0.0
         alone_s = slices_duration_s(local.device, release.measured_s, release.plan.slice_s, 1.0)
         return processor_cost(alone_s, release.plan)
 
-    def _with_energy(self, request: Request, choice: RowChoice, answer: Answer) -> Answer:
+    def _with_energy(self, request: Request, row: Row, answer: Answer) -> Answer:
         """The answer with its energy in the report, which is also charged to the power budget."""
         report, plan_ = answer.report, request.release.plan
         if plan_.power is None:
@@ -476,7 +540,7 @@ class Engine:
         # If the device answered, the radio may have been up all along: the target's own share is not known.
         radio_s = report.latency_s - report.encode_s if report.fallback or report.raced else report.link_s
         predicted = actual_joules(
-            choice.row, plan_.power, report.device_s + report.encode_s, report.latency_s, max(0.0, radio_s)
+            row, plan_.power, report.device_s + report.encode_s, report.latency_s, max(0.0, radio_s)
         )
         self.selector.record_joules(predicted - plan_.power.idle_watts * report.latency_s)
         joules, basis = self._power.energy.record_answer(plan_, predicted, report.latency_s, monotonic())
@@ -531,29 +595,6 @@ class _DevicePartFailed(Exception):
         self.error = error
 
 
-@dataclass(frozen=True)
-class _DeviceSpeed:
-    """Learns the slices' measured times, and how fast the device is with its present clock cap divided out."""
-
-    targets: Callable[[], Iterable[OffloadTarget]]
-    power: PowerMonitor
-
-    def finished(self, record: RequestRecord) -> None:
-        """Learn from one request's slices."""
-        if record.timing is None:
-            return
-        release, seconds = record.release, record.timing.seconds
-        release.learn(record.timing)
-        # The cap is divided out: it is applied again, at its current value, by `_with_clock_cap` and `select_row`.
-        cap = self.power.slowdown
-        is_repriced = release.on_work({name: run_s / cap for name, run_s in seconds.items()}, monotonic())
-        measured = sum(s for name, s in seconds.items() if name in release.plan.slice_s)
-        for target in self.targets():
-            if is_repriced:
-                target.on_repriced()
-            target.on_compute(measured / cap, release.predicted_s(seconds))
-
-
 def _context(snapshot: TargetSnapshot) -> SelectionContext:
     """The inputs of a selection that an offload target determines."""
     return SelectionContext(snapshot.estimate, snapshot.taken_at, snapshot.is_available)
@@ -570,12 +611,12 @@ def _row_without_device(request: Request, snapshot: TargetSnapshot, is_repeat: b
 
 def _allowed_rows(request: Request) -> Plan:
     """The plan with only the rows that are accurate enough for the request."""
-    return variant_choice.above_floor(request.release.plan, request.options.least_accuracy)
+    return variant_choice.above_floor(request.plan, request.options.least_accuracy)
 
 
 def _no_row_text(request: Request) -> str:
-    floor = variant_choice.floor_of(request.release.plan, request.options.least_accuracy)
-    if floor and request.release.plan.local is not None:
+    floor = variant_choice.floor_of(request.plan, request.options.least_accuracy)
+    if floor and request.plan.local is not None:
         return f"the cloud does not answer, and no variant of at least {floor:.1%} accuracy runs on this device"
     return "the plan has no fallback, and the cloud does not answer"
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, Unsure
 from edgesplit.lazy_import import lazy_import
 from edgesplit.runtime import Tensor
 
@@ -90,7 +90,8 @@ class IdempotencyCache(Generic[T]):
     def answer(self, key: Key, wait_s: float, work: Callable[[], T]) -> T:
         """Run `work`, or wait at most `wait_s` for (or repeat) the result of the same key.
 
-        A LinkError is not cached: a retry may run again. DeadlineExceeded if the joined request does not end in time.
+        A LinkError and Unsure are not cached: a retry may run again. DeadlineExceeded if the joined request does not
+        end in time.
         """
         with self._lock:
             running = self._executions.get(key)
@@ -118,7 +119,7 @@ class IdempotencyCache(Generic[T]):
         except BaseException as error:
             execution.error = _without_traceback(error)
             # A failure of the link may be over at the retry, so it runs again; any other error would come again.
-            is_cached = isinstance(error, Exception) and not isinstance(error, (LinkError, Busy))
+            is_cached = isinstance(error, Exception) and not isinstance(error, (LinkError, Unsure))
             self._finished(key, execution, 0 if is_cached else None)
             raise
         self._finished(key, execution, self._size_of(result))

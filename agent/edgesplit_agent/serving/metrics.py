@@ -18,12 +18,14 @@ from edgesplit.errors import (
     LinkError,
     MalformedMessage,
     NotFound,
+    Unsure,
     UsageError,
 )
 from edgesplit.observability import metrics
 from edgesplit.observability.registry import Entry, MetricRegistry, Series, gauge_series
 from edgesplit.oip.report import Report
 from edgesplit_agent.power.sensors import Readings
+from edgesplit_agent.serving.cascade import Cascades
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.telemetry.request_record import RequestRecord
 
@@ -33,9 +35,11 @@ HEDGE_COUNTS = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "
 """Keys of `HedgeBudget.counts` that become label values."""
 AUDIT_OUTCOMES = ("same", "changed", "unaudited")
 """Fields of `StillCounts` that become label values."""
+CASCADE_OUTCOMES = ("sure", "escalated", "unsure")
+"""Fields of `CascadeTotals` that become label values."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"), (Dropped, "dropped"), (DeadlineExceeded, "deadline"), (LinkError, "link"), (UsageError, "rejected"),
-    (MalformedMessage, "rejected"), (NotFound, "rejected"),
+    (MalformedMessage, "rejected"), (NotFound, "rejected"), (Unsure, "unsure"),
 )  # fmt: skip
 
 
@@ -76,7 +80,7 @@ class RequestMetrics:
             entries.append((metrics.AGENT_EMULATION_OVERRUNS, (model,), 1.0))
         with self._lock:
             before = self._rows.get(model, result.row)
-            now = self._rows[model] = before if result.raced else result.row
+            now = self._rows[model] = before if result.raced or result.escalated else result.row
         if before != now:
             entries.append((metrics.AGENT_SWITCHES, (model,), 1.0))
         self.registry.record(entries)
@@ -116,8 +120,22 @@ def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
         yield gauge_series(metrics.AGENT_REPEAT_ALARMS, counts.alarms, model)
         for outcome in AUDIT_OUTCOMES:
             yield gauge_series(metrics.AGENT_REPEAT_AUDITS, getattr(counts, outcome), model, outcome)
+    yield from _cascade_series(engine.cascades)
     yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.queue.dropped)
     yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.idempotency.joined)
+
+
+def _cascade_series(cascades: Cascades) -> Iterator[Series]:
+    """Who answered in each cascade, and what its audits found."""
+    for model, totals in cascades.totals().items():
+        for outcome in CASCADE_OUTCOMES:
+            yield gauge_series(metrics.AGENT_CASCADE_ANSWERS, getattr(totals, outcome), model, outcome)
+        audits = {"same": totals.audited - totals.changed, "changed": totals.changed, "unaudited": totals.unaudited}
+        for outcome, count in audits.items():
+            yield gauge_series(metrics.AGENT_CASCADE_AUDITS, count, model, outcome)
+        yield gauge_series(metrics.AGENT_CASCADE_ALARMS, totals.alarms, model)
+    for model, threshold in cascades.thresholds().items():
+        yield gauge_series(metrics.AGENT_CASCADE_THRESHOLD, threshold, model)
 
 
 def power_gauges(mode: str, readings: Readings) -> Iterator[Series]:

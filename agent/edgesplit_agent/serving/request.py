@@ -9,7 +9,7 @@ from time import perf_counter
 
 from edgesplit.oip.options import NONE, InferOptions
 from edgesplit.oip.report import Report
-from edgesplit.plan import Row
+from edgesplit.plan import Plan, Row
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.offload.target import OffloadTarget
 from edgesplit_agent.releases.loaded_release import LoadedRelease
@@ -50,6 +50,9 @@ class Request:
     """Whether its record was made: runs that end later have to be recorded apart."""
     is_background: bool = False
     """Whether requests of applications have precedence over it."""
+    variant_plan: Plan | None = None
+    """The plan with only the rows of the variant that a cascade asks now; None: all of the release's rows may answer.
+    """
 
     def __post_init__(self) -> None:
         self.queue_entry = QueueEntry(self.model, self.options, self.deadline, is_background=self.is_background)
@@ -62,6 +65,11 @@ class Request:
                 runs.append(self.device_runs.popleft())
         except IndexError:
             return tuple(runs)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan whose rows may answer it now."""
+        return self.release.plan if self.variant_plan is None else self.variant_plan
 
     @property
     def left_s(self) -> float:

@@ -1,7 +1,8 @@
 """Frames that need no answer: the streams whose still frames are given their last answer, marked with its age.
 
 A stream repeats where its requests ask for it (`edgesplit_skip_still`), or where it has a name and the operator set it.
-Bounded in streams and in bytes of answers. A frame leaves the device because of this only where it would have without.
+Bounded in streams and in bytes of answers. What a stream found out survives the end of the stream, of its release and
+of the agent (`still_states`). A frame leaves the device because of this only where it would have without.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule, parse_answer_rule
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, UsageError
+from edgesplit.mqtt import messages
 from edgesplit.oip.report import Report
 from edgesplit_agent.policy.frame_difference import thumbnail
-from edgesplit_agent.policy.still_calibration import DELTA
+from edgesplit_agent.policy.still_calibration import DELTA, SPACING_S
 from edgesplit_agent.serving.request import Answer, Request
+from edgesplit_agent.serving.still_states import MAX_STATES, States, StateWriter, read_states
 from edgesplit_agent.serving.still_stream import Look, StillCounts, StillStream
 
 log = logging.getLogger(__name__)
 
-AUDIT_SHARE = 0.02
-"""Probability that a frame is drawn for audit; drawn before anything about it is known."""
 STREAMS = 64
 """Maximum number of streams."""
 HELD_BYTES = 32 * 2**20
@@ -56,15 +58,17 @@ class StillFrames:
         self,
         allowed: float = 0.0,
         *,
-        audit_share: float = AUDIT_SHARE,
+        spacing_s: float = SPACING_S,
+        file: Path | None = None,
         delta: float = DELTA,
         draw: Callable[[], float] = random.random,
         streams: int = STREAMS,
         held_bytes: int = HELD_BYTES,
     ) -> None:
-        """`allowed`: share of answers that may differ, for named streams that say nothing; 0: they are not repeated."""
+        """`allowed`: share of answers that may differ, for named streams that say nothing; 0: they are not repeated.
+        `spacing_s`: least seconds between frames that count in a calibration. `file`: where states are kept."""
         self._allowed = allowed
-        self._audit_share = audit_share
+        self._spacing_s = spacing_s
         self._delta = delta
         self._draw = draw
         self._streams = streams
@@ -73,6 +77,21 @@ class StillFrames:
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self._ended: dict[str, StillCounts] = {}
         """By model: what was counted in streams that are forgotten."""
+        self._taken: dict[str, StillCounts] = {}
+        """By model: what telemetry has had."""
+        self._kept: States = read_states(file) if file is not None else {}
+        """States of streams that are not in use."""
+        self._writer = StateWriter(file, self._states, dict(self._kept)) if file is not None else None
+
+    def start(self) -> None:
+        """Keep states from now on."""
+        if self._writer is not None:
+            self._writer.start()
+
+    def stop(self) -> None:
+        """Write what is to be kept."""
+        if self._writer is not None:
+            self._writer.stop()
 
     def answer(self, request: Request, run: Callable[[Request], Answer]) -> Answer:
         """The last answer of the request's stream where its frame is still, else what `run` answers.
@@ -85,9 +104,12 @@ class StillFrames:
         frame = thumbnail(request.inputs, request.release.manifest.input_spec)
         if frame is None:
             return run(request)
-        draws_audit = self._draw() < self._audit_share
+        taken_at_s = request.options.taken_at_s
         with entry.lock:
-            look = entry.stream.look(frame, request.began, draws_audit)
+            draws_audit = self._draw() < entry.stream.audit_probability
+            look = entry.stream.look(frame, request.began, draws_audit, taken_at_s)
+            if request.options.refuse_unsure and look.repeats is not None and look.repeats.answer.report.unsure:
+                look = replace(look, repeats=None)
             if look.repeats is not None and not look.is_audit:
                 entry.stream.on_repeated()
                 return _repeated(request, look)
@@ -116,6 +138,23 @@ class StillFrames:
                 totals[model] = totals.get(model, StillCounts()).plus(entry.stream.counts)
         return totals
 
+    def take_window(self) -> dict[str, messages.StillCounts]:
+        """By model with such streams: what was counted since the last call."""
+        totals = self.counts()
+        windows: dict[str, messages.StillCounts] = {}
+        with self._lock:
+            streams = [(model, entry.stream.allowed) for (model, _), entry in self._entries.items()]
+            for model, total in totals.items():
+                counted = total.since(self._taken.get(model, StillCounts()))
+                allowed = max((share for name, share in streams if name == model), default=0.0)
+                if allowed or counted != StillCounts():
+                    windows[model] = messages.StillCounts(
+                        repeated=counted.repeated, audited_same=counted.same, changed=counted.changed,
+                        unaudited=counted.unaudited, alarms=counted.alarms, allowed=allowed,
+                    )  # fmt: skip
+            self._taken = totals
+        return windows
+
     def alarms(self) -> tuple[str, ...]:
         """The last alarm of each stream that had one within `ALARM_S`, in words."""
         since = perf_counter() - ALARM_S
@@ -131,7 +170,8 @@ class StillFrames:
             {
                 "model": model, "stream": name, "state": entry.stream.state, "detail": entry.stream.progress,
                 "allowed": entry.stream.allowed, "answer": entry.stream.rule.to_text(),
-                "calibrated": entry.stream.calibrated, "audit_share": self._audit_share, "alarm": entry.stream.alarm,
+                "calibrated": entry.stream.calibrated, "audit_share": entry.stream.audit_probability,
+                "alarm": entry.stream.alarm,
                 "repeated": entry.stream.counts.repeated, "same": entry.stream.counts.same,
                 "changed": entry.stream.counts.changed, "unaudited": entry.stream.counts.unaudited,
             }
@@ -156,8 +196,10 @@ class StillFrames:
                 self._end(key)
                 entry = None
             if entry is None:
-                stream = StillStream(rule, allowed, self._delta)
-                entry = self._entries[key] = _Entry(stream, request.release.digest)
+                digest = request.release.digest
+                kept = self._kept.pop((request.model, digest, options.stream), None)
+                stream = StillStream(rule, allowed, self._delta, spacing_s=self._spacing_s, kept=kept)
+                entry = self._entries[key] = _Entry(stream, digest)
             self._entries.move_to_end(key)
             while len(self._entries) > self._streams:
                 self._end(next(iter(self._entries)))
@@ -176,15 +218,31 @@ class StillFrames:
             log.info("%s: %s; %s", name, stream.progress, stream.calibrated)
         if now != alarm:
             entry.alarmed_at = perf_counter()
-            log.warning("%s: %s; frames are drawn for audit with probability %g", name, now, self._audit_share)
+            log.warning("%s: %s", name, now)
+        if self._writer is not None and (before, alarm) != (after, now):
+            self._writer.write_soon()
         with self._lock:
             while self._entries and sum(each.stream.held_bytes for each in self._entries.values()) > self._held_bytes:
                 self._end(next(iter(self._entries)))
 
     def _end(self, key: tuple[str, str]) -> None:
-        """Forget a stream but not what it counted. The lock is held."""
-        counts = self._entries.pop(key).stream.counts
-        self._ended[key[0]] = self._ended.get(key[0], StillCounts()).plus(counts)
+        """Forget a stream's frames, but neither what it counted nor what it found out. The lock is held."""
+        entry = self._entries.pop(key)
+        model, name = key
+        self._ended[model] = self._ended.get(model, StillCounts()).plus(entry.stream.counts)
+        with entry.lock:
+            self._kept[model, entry.release, name] = entry.stream.to_keep()
+        while len(self._kept) > MAX_STATES:
+            del self._kept[next(iter(self._kept))]
+
+    def _states(self) -> States:
+        """All states that are kept, those in use last."""
+        with self._lock:
+            states, entries = dict(self._kept), list(self._entries.items())
+        for (model, name), entry in entries:
+            with entry.lock:
+                states[model, entry.release, name] = entry.stream.to_keep()
+        return states
 
 
 def _rule(request: Request, is_default: bool) -> AnswerRule | None:
@@ -217,7 +275,8 @@ def _repeated(request: Request, look: Look) -> Answer:
     report = earlier.answer.report
     repeated = Report(
         release=report.release, row=report.row, split_after=report.split_after, emulated=report.emulated,
-        repeated_age_s=max(LEAST_AGE_S, now - earlier.at), latency_s=now - request.began,
+        repeated_age_s=max(LEAST_AGE_S, now - earlier.at), latency_s=now - request.began, variant=report.variant,
+        accuracy=report.accuracy, score=report.score, escalated=report.escalated, unsure=report.unsure,
         reason=f"the frame differs by {look.distance:.2%}, less than {look.threshold:.2%}: its answer is repeated",
     )  # fmt: skip
     return Answer(earlier.answer.outputs, repeated)

@@ -11,6 +11,7 @@ power cut.
     bundle.json     request to apply a release bundle (`updates.bundle.request`)
     backlog/          telemetry that waits for a link (`telemetry.disk_ring`)
     tuning.json     measured engine options by release (`releases.tuning`)
+    still_frames.json  calibrations of streams whose still frames repeat an answer (`serving.still_states`)
     versions.json   which version of the agent runs (`self_update.version_slots`)
     versions/…      the versions of the agent that came as releases
     format.json     the format of all this: only a version that was found healthy raises it
@@ -97,6 +98,8 @@ class DataFolder:
         self.certificate_file = self.identity / "certificate.pem"
         self.renewed_file = self.identity / "renewed.pem"
         self.tuning_file = path / "tuning.json"
+        self.cascades_file = path / "cascades.json"
+        self.still_frames_file = path / "still_frames.json"
         self.ca_file = self.identity / "ca.pem"
         self._enrolled_copy = self.identity / "enrolled.copy.json"
         self.trust = path / "trust"

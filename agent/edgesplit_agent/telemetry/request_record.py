@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from edgesplit.errors import Dropped, UsageError
+from edgesplit.errors import Dropped, Unsure, UsageError
 from edgesplit.oip.report import Report, phases
 from edgesplit.runtime import Timing
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 
-APPLICATION_ERRORS = (UsageError, Dropped)
+APPLICATION_ERRORS = (UsageError, Dropped, Unsure)
 """Errors that are the application's fault, or its wish: neither the model nor the device failed."""
 
 

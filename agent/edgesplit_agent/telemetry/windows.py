@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,7 +13,15 @@ import msgspec
 from edgesplit import plan
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import PhaseSeconds, PowerState, SliceSeconds, Telemetry, TelemetryWindow
+from edgesplit.mqtt.messages import (
+    CascadeCounts,
+    PhaseSeconds,
+    PowerState,
+    SliceSeconds,
+    StillCounts,
+    Telemetry,
+    TelemetryWindow,
+)
 from edgesplit.mqtt.telemetry import ROW_NAME_CHARS
 from edgesplit.observability.histogram import Histogram
 from edgesplit.oip.report import PHASES, Report
@@ -51,7 +60,8 @@ class Tally:
 
     def add_answer(self, report: Report, phases: Mapping[str, float]) -> None:
         """Count one answer, whose phases took the seconds in `phases`."""
-        if not (report.raced and self.row):  # a race counts as no switch, whichever side won
+        # A race counts as no switch, whichever side won, nor does an answer that a cascade escalated.
+        if not ((report.raced or report.escalated) and self.row):
             self.switches += bool(self.row) and self.row != report.row
             self.row = report.row
         self.requests += 1
@@ -102,21 +112,28 @@ class TelemetryWindows:
             total["switches"] += tally.switches - before
 
     def close_windows(
-        self, serving: Mapping[str, LoadedRelease], now: Conditions, reason_of: Callable[[str], str] = lambda model: ""
-    ) -> tuple[TelemetryWindow, ...]:
+        self, serving: Mapping[str, LoadedRelease], now: Conditions, reason_of: Callable[[str], str] = lambda model: "",
+        still: Mapping[str, StillCounts] = MappingProxyType({}),
+    ) -> tuple[TelemetryWindow, ...]:  # fmt: skip
         """The telemetry windows of all served models; new ones begin. `reason_of` tells why a model's row was
-        chosen."""
+        chosen; `still` is what streams with repeated answers counted in the window, by model."""
         with self._lock:
             tallies = {model: self._tallies.get(model, Tally()) for model in serving}
             self._tallies = {model: Tally(row=tally.row) for model, tally in tallies.items()}
         models = sorted(serving.items())
         return tuple(
-            to_telemetry_window(model, release, tallies[model], now, reason_of(model)) for model, release in models
+            to_telemetry_window(model, release, tallies[model], now, reason_of(model), still.get(model))
+            for model, release in models
         )
 
 
 def to_telemetry_window(
-    model: str, release: LoadedRelease, tally: Tally, now: Conditions, reason: str = ""
+    model: str,
+    release: LoadedRelease,
+    tally: Tally,
+    now: Conditions,
+    reason: str = "",
+    still: StillCounts | None = None,
 ) -> TelemetryWindow:
     """One model's tally as a telemetry message."""
     row_in_use = next((row for row in release.plan.rows if row.name == tally.row), None)
@@ -148,7 +165,15 @@ def to_telemetry_window(
         slices=measured_slices(release) if tally.requests else (),
         joules=tally.joules / max(1, tally.measured_requests),
         joules_basis=tally.joules_basis,
+        still=still,
     )
+
+
+def with_cascades(
+    windows: Iterable[TelemetryWindow], counts: Mapping[str, CascadeCounts]
+) -> tuple[TelemetryWindow, ...]:
+    """The windows with what cascades counted in them, by model."""
+    return tuple(msgspec.structs.replace(window, cascade=counts.get(window.model)) for window in windows)
 
 
 def measured_slices(release: LoadedRelease) -> tuple[SliceSeconds, ...]:

@@ -17,7 +17,7 @@ from edgesplit_cli.output import check_writable
 @click.option("--folder", type=NEW_FOLDER, help="Keep the state here. [default: a new one]")
 @click.option("--pace", type=Number(0.2, 10), default=1.0, show_default=True, help="Factor on the demo's duration.")
 def demo(keep: bool, json_file: Path | None, picture: Path, folder: Path | None, pace: float) -> None:
-    """Three emulated devices, one model split three ways, and a series of failures for each of them."""
+    """Three emulated devices, one task done three ways, and a series of failures for each of them."""
     from edgesplit_cli.demo.run import run_demo
 
     check_writable(picture)

@@ -13,6 +13,8 @@ from edgesplit.errors import DeadlineExceeded
 from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.replan import replan_option, set_policy
 from edgesplit_cli.commands.rollout import all_devices
+from edgesplit_cli.options.cascade import NAMES as CASCADE
+from edgesplit_cli.options.cascade import cascade_body, cascade_options
 from edgesplit_cli.options.completion import complete_models
 from edgesplit_cli.options.plan_limits import answer_option, build_limits, limit_options, offload_option
 from edgesplit_cli.options.rollout import NAMES as ROLLOUT
@@ -29,6 +31,7 @@ from edgesplit_cli.output import console, json_option, print_json, print_result,
 from edgesplit_cli.progress import controller_progress, progress_text
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import offline_lines
+from edgesplit_cli.views.family_plan import cascade_text
 from edgesplit_cli.views.plan import changed_text, loss_text
 from edgesplit_cli.views.rollout import exit_code, is_awaited_offline, is_settled, poll, progress_line
 
@@ -51,6 +54,7 @@ MAX_NAMED = 10
 @to_option
 @rollout_options
 @limit_options
+@cascade_options
 @answer_option
 @offload_option
 @now_option
@@ -79,6 +83,7 @@ def deploy(
     Without further options all devices get it at once. `edgectl rollout` shows and controls a rollout in stages.
     """
     terms = rollout_body(**{name: limits.pop(name) for name in ROLLOUT})
+    cascade = cascade_body(**{name: limits.pop(name) for name in CASCADE})
     api = connect(data)
     body: dict[str, Any] = {
         "model": model,
@@ -87,6 +92,7 @@ def deploy(
         "limits": {**build_limits(**limits), **({"edge_after": edge_after} if edge_after else {})},
         **({"objective": objective} if objective else {}),
         **({"least_accuracy": least_accuracy} if least_accuracy else {}),
+        **({"cascade": cascade} if cascade else {}),
         "now": now,
         "encrypt": encrypt,
         "recut": recut,
@@ -145,6 +151,8 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
                 console().print(f"    {row['name']}: {loss}")
             if changed := row.get("changed"):
                 console().print(f"    {row['name']}: {changed_text(changed)}")
+        if cascade := plan.get("cascade"):
+            console().print(f"    {cascade_text(cascade)}", soft_wrap=True, markup=False)
     for line in device_lines(deployment):
         console().print(line)
 

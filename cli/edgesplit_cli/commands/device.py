@@ -22,6 +22,7 @@ from edgesplit_cli.views.device import (
     COLUMNS,
     STATE_STYLE,
     ago_text,
+    audit_lines,
     condition_line,
     device_table,
     flood_text,
@@ -168,6 +169,9 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(line)
     for health in record.get("health") or []:
         out.print(health_line(health))
+    for audits in record.get("audits") or []:
+        for told in audit_lines(audits):
+            out.print(told, soft_wrap=True, markup=False)
     if (old := record.get("last_telemetry")) and not record.get("telemetry"):
         out.print(Text(f"no telemetry since {ago_text(old.get('at'))}: the figures below are out of date", "yellow"))
     out.print(table(("model", "cut", *(">" + name for name in COLUMNS)), window_rows(record)))

@@ -56,7 +56,11 @@ MAX_STATUS_BYTES = 16 * 2**20
 )  # fmt: skip
 @click.option(
     "--least-accuracy", type=FRACTION, metavar="SHARE",
-    help="Of a family, asked directly: no variant of less accuracy answers, as in 70%; an error where none can.",
+    help="Of a family: no variant of less accuracy answers, as in 70%; an error where none can.",
+)  # fmt: skip
+@click.option(
+    "--refuse-unsure", is_flag=True,
+    help="Of a cascade, asked directly: exit 17 instead of an unsure answer, where the second variant cannot be asked.",
 )  # fmt: skip
 @click.option("--out", type=NEW_FILE, help="Write the outputs to this .npz file.")
 @click.option("--timeline", "as_timeline", is_flag=True, help="Draw where the request's time went.")
@@ -64,7 +68,7 @@ MAX_STATUS_BYTES = 16 * 2**20
 @click.pass_obj
 def infer(
     data: Path, model: str, source: Path, device: str | None, via: str | None, url: str | None, deadline_s: float,
-    least_accuracy: float | None, out: Path | None, as_timeline: bool, as_json: bool,
+    least_accuracy: float | None, refuse_unsure: bool, out: Path | None, as_timeline: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run MODEL (NAME, or NAME@VERSION) on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per
     input.
@@ -78,10 +82,11 @@ def infer(
         if out.suffix != ".npz":
             raise UsageError(f"--out needs a file that ends with .npz, not {out.name!r}")
         check_writable(out)
+    options = InferOptions(least_accuracy=least_accuracy or 0.0, refuse_unsure=refuse_unsure)
     if device is None:
-        answer = _ask_agent(url or DEFAULT_URL, model, source, deadline_s, least_accuracy)
+        answer = _ask_agent(url or DEFAULT_URL, model, source, deadline_s, options)
     else:
-        answer = _ask_device(connect(data), device, via, model, source, deadline_s, least_accuracy, quiet=as_json)
+        answer = _ask_device(connect(data), device, via, model, source, deadline_s, options, quiet=as_json)
     if out is not None:
         write_npz(out, answer.outputs)
     report = printable(msgspec.to_builtins(answer.report)) if answer.report else None
@@ -94,6 +99,8 @@ def infer(
         console().print(bold_head(printable(name), f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
         console().print(_route_text(report))
+        if report["score"] is not None or report["escalated"]:
+            console().print(_cascade_text(report))
         if report["reason"]:
             console().print(bold_head("why", f" {printable(report['reason'])}"))
     if as_timeline:
@@ -103,23 +110,22 @@ def infer(
 
 def _ask_device(
     api: ControllerClient, device: str, via: str | None, model: str, source: Path, deadline_s: float,
-    least_accuracy: float | None, *, quiet: bool,
+    options: InferOptions, *, quiet: bool,
 ) -> Answer:  # fmt: skip
     """The answer of a device; standard error says which way it was asked."""
     url = _find_agent(api, device, via)
     click.echo(f"{device}: asked {'through the controller' if url is None else f'at {url}'}", err=True)
     if url is not None:
-        return _ask_agent(url, model, source, deadline_s, least_accuracy)
-    if least_accuracy:
-        raise UsageError("--least-accuracy is for a device that is asked directly: run this on the device itself")
-    return _ask_controller(api, device, model, source, deadline_s, quiet=quiet)
+        return _ask_agent(url, model, source, deadline_s, options)
+    if options.refuse_unsure:
+        raise UsageError("--refuse-unsure is for a device that is asked directly: run this on the device itself")
+    return _ask_controller(api, device, model, source, deadline_s, options, quiet=quiet)
 
 
-def _ask_agent(url: str, model: str, source: Path, deadline_s: float, least_accuracy: float | None) -> Answer:
+def _ask_agent(url: str, model: str, source: Path, deadline_s: float, options: InferOptions) -> Answer:
     """The answer of the agent at this address."""
     client = Client(url)
     inputs = read_inputs(source, model, lambda: client.metadata(model))
-    options = InferOptions(least_accuracy=least_accuracy or 0.0)
     return client.infer(model, inputs, deadline_s=deadline_s, options=options)
 
 
@@ -152,13 +158,14 @@ def _is_agent_of(device: str, url: str) -> bool:
 
 
 def _ask_controller(
-    api: ControllerClient, device: str, model: str, source: Path, deadline_s: float, *, quiet: bool
-) -> Answer:
+    api: ControllerClient, device: str, model: str, source: Path, deadline_s: float, options: InferOptions, *,
+    quiet: bool,
+) -> Answer:  # fmt: skip
     """The device's answer, through controller and broker; a terminal shows how far it is."""
     inputs = read_inputs(source, model, lambda: api.get(f"/v1/models/{quote(model, safe='')}"))
     with console(quiet=quiet).status(Text(f"{device}: sending")) as status:
         response = api.infer(
-            device, model, inputs, deadline_s=deadline_s,
+            device, model, inputs, deadline_s=deadline_s, options=options,
             on_progress=lambda state: status.update(Text(f"{device}: {state}")),
         )  # fmt: skip
     return Answer(response.outputs, from_parameters(dict(response.parameters)), response.id)
@@ -194,6 +201,15 @@ def _route_text(report: dict[str, Any]) -> str:
     sent = f"{format_size(report['up_bytes'])} up; predicted {ms(report['predicted_s'])} ms"
     trace = f"; trace {report['trace_id']}" if report["trace_id"] else ""
     return f"{ms(report['latency_s'])} ms {where}: {parts}, {sent}{emulated}{trace}"
+
+
+def _cascade_text(report: dict[str, Any]) -> str:
+    """One line on who of a cascade answered, and how sure the first variant was."""
+    score = f"score {report['score']:.3g}" if report["score"] is not None else "no score"
+    if report["escalated"]:
+        return f"answered by {report['variant']}, escalated: the first variant was not sure ({score})"
+    unsure = "; unsure, and the second variant could not be asked in time" if report["unsure"] else ""
+    return f"answered by {report['variant']}, {score}{unsure}"
 
 
 def _to_dict(value: npt.NDArray[Any]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, count_changed_answers, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
+from edgesplit_cli.options.cascade import NAMES as CASCADE
+from edgesplit_cli.options.cascade import cascade_body, cascade_options
 from edgesplit_cli.options.completion import complete_models_or_files, complete_profiles
 from edgesplit_cli.options.plan_limits import answer_option, build_limits, limit_options, offload_option
 from edgesplit_cli.options.types import ACCURACY, EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
@@ -77,6 +79,7 @@ class CostsSource:
     help="auto, device, cloud, or a cut by its name: the last LAYER on the device, 'LAYER + LAYER' through branches.",
 )  # fmt: skip
 @limit_options
+@cascade_options
 @answer_option
 @offload_option
 @click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
@@ -130,12 +133,15 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
         answer=options["answer"],
         quiet=as_json,
     )
+    cascade = cascade_body(**{name: options[name] for name in CASCADE})
     variants = _variants_of(data, what)
     if variants:
-        _plan_family(data, variants, source, limits, options, as_json)
+        _plan_family(data, variants, source, limits, options, cascade, as_json)
         return
     if options["least_accuracy"]:
         raise UsageError(f"{what} is no family: --least-accuracy chooses among the variants of one")
+    if cascade:
+        raise UsageError(f"{what} is no family: --cascade is of two variants of one (`edgectl family create`)")
     costs = _load_costs(data, source)
     objective = options["objective"] or "latency"
     if options["offload"]:
@@ -175,15 +181,16 @@ def _variants_of(data: Path, what: str) -> dict[str, Any] | None:
 
 def _plan_family(
     data: Path, family: dict[str, Any], source: CostsSource, limits: dict[str, Any], options: dict[str, Any],
-    as_json: bool,
+    cascade: dict[str, Any] | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan a family of the controller from its variants' costs, and print or draw the result."""
-    from edgesplit_cli.views.family_plan import print_family_plan
+    from edgesplit_cli.views.family_plan import print_family_plan, print_family_reasons
+    from edgesplit_cli.views.family_reasons import family_sentences
     from edgesplit_partitioner.planner.family import Variant, plan_family
     from edgesplit_partitioner.presentation.frontier_picture import render_frontier
 
-    if options["explained"] or options["offload"]:
-        raise UsageError("--explain and --offload are for one model: plan a variant")
+    if options["offload"]:
+        raise UsageError("--offload is for one model: plan a variant")
     variants = [
         Variant(one["name"], _load_costs(data, replace(source, what=one["model"])), one["accuracy"])
         for one in family["variants"]
@@ -193,17 +200,30 @@ def _plan_family(
     result = plan_family(
         family["family"], variants, links, objective=options["objective"] or ACCURACY, limits=limits,
         codecs=options["codecs"], least_accuracy=options["least_accuracy"] or 0.0,
+        **(_cascade_arguments(data, family["family"], cascade) if cascade else {}),
     ).to_builtins()  # fmt: skip
+    reasons = list(family_sentences(result)) if options["explained"] else []
     if as_json:
-        print_json(result)
+        print_json(result | ({"explanation": reasons} if reasons else {}))
     else:
-        print_family_plan(result)
+        print_family_plan(result, explained=options["explained"])
+        print_family_reasons(reasons)
     if options["plot"]:
         file: Path = options["plot"]
         with file.open("wb") as into:
             render_frontier(result, into, file.suffix.lower()[1:])
         if not as_json:
             console().print(f"drawn: {file}")
+
+
+def _cascade_arguments(data: Path, family: str, cascade: dict[str, Any]) -> dict[str, Any]:
+    """The cascade that was asked for, and what the family's variants answer to its samples."""
+    from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers, check_request
+
+    request = msgspec.convert(cascade, CascadeRequest)
+    check_request(request)
+    answers = connect(data).get(f"/v1/families/{quote(family)}/answers")
+    return {"cascade": request, "answers": msgspec.convert(answers, FamilyAnswers)}
 
 
 def _forced_limit(partition: str) -> dict[str, str]:

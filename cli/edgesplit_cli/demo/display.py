@@ -69,7 +69,7 @@ def _cells(stream: FrameSender) -> tuple[str, ...]:
     if not samples:
         return "0", "-", "-", "-", "0"
     last = samples[-1]
-    cut = last.row + (f" after {last.after}" if last.row.startswith("cut") else "")
+    cut = f"{last.variant} {last.row}".lstrip() + (f" after {last.after}" if last.row.startswith("cut") else "")
     latency = sorted(sample.latency_s for sample in samples)[len(samples) // 2]
     fallbacks = sum(sample.fallback for sample in stream.log.samples)
     return str(len(stream.log.samples)), cut, ms(latency), ms(last.predicted_s), str(fallbacks)

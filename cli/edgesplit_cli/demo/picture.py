@@ -11,11 +11,13 @@ from edgesplit_cli.demo.scenario import KILLED_DEVICE, SLOWED_DEVICE, DemoDevice
 from edgesplit_partitioner.presentation.picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
 
 FALLBACK = "#c53030"
+FIRST = "#8a63b8"
 LABELS = {
+    FIRST: "student, where sure",
     LOCAL: "all on the device",
     INSIDE: "cut inside the model",
     REMOTE: "all in the cloud",
-    FALLBACK: "cloud late or unreachable, finished locally",
+    FALLBACK: "cloud late or away, finished locally",
 }
 BANDS = (
     ("link-drop", "link-back", "LTE link at a tenth", "#f6e7c8"),
@@ -24,9 +26,11 @@ BANDS = (
 
 
 def colour_of(sample: Sample) -> str:
-    """Colour of a sample by where it was answered."""
-    if sample.fallback:
+    """Colour of a sample by where it was answered; an escalated one has that of the second variant's row."""
+    if sample.fallback or sample.unsure:
         return FALLBACK
+    if sample.answered_first:
+        return FIRST
     return {"local": LOCAL, "remote": REMOTE}.get(sample.row, INSIDE)
 
 
@@ -63,7 +67,11 @@ def _panel(axis: Any, device: DemoDevice, samples: list[Sample], events: tuple[E
     """One device: a dot per answer, the plan's prediction as a line, the cut in use as a strip below."""
     times, latencies = [sample.at_s for sample in samples], [sample.latency_s * 1000 for sample in samples]
     axis.scatter(times, latencies, s=11, c=[colour_of(sample) for sample in samples], linewidths=0, zorder=3)
-    axis.plot(times, [sample.predicted_s * 1000 for sample in samples], color=INK, lw=0.8, alpha=0.45, zorder=2)
+    # A line for each variant of a cascade, which would else go up and down with every escalation.
+    for answered_first in (True, False):
+        part = [sample for sample in samples if sample.answered_first == answered_first]
+        predicted_ms = [sample.predicted_s * 1000 for sample in part]
+        axis.plot([sample.at_s for sample in part], predicted_ms, color=INK, lw=0.8, alpha=0.45, zorder=2)
     axis.set_yscale("log")
     low, high = _bounds(latencies)
     axis.set_ylim(low, high)
@@ -121,12 +129,12 @@ def _legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
 
     dots = [Line2D([], [], marker="o", ls="", ms=5, color=colour, label=text) for colour, text in LABELS.items()]
-    line = Line2D([], [], color=INK, lw=0.8, alpha=0.6, label="predicted by the plan")
+    line = Line2D([], [], color=INK, lw=0.8, alpha=0.6, label="predicted")
     figure.legend(
-        handles=[*dots, line], ncols=5, loc="upper center", frameon=False, fontsize=9, bbox_to_anchor=(0.5, 0.955)
+        handles=[*dots, line], ncols=6, loc="upper center", frameon=False, fontsize=8.5, bbox_to_anchor=(0.5, 0.955)
     )
     figure.suptitle(
-        "One model, three devices, a day with faults: the latency of each answer",
+        "One task, three devices, a day with faults: the latency of each answer",
         x=0.5,
         y=0.985,
         fontsize=12,

@@ -36,19 +36,24 @@ from edgesplit_cli.demo.picture import draw
 from edgesplit_cli.demo.processes import DemoProcess, Supervisor
 from edgesplit_cli.demo.scenario import (
     DEVICES,
+    FAMILY,
     INPUT_SPEC,
     KILLED_DEVICE,
     MODEL,
+    SAMPLES,
     SLOWED_DEVICE,
+    STUDENT,
     DemoDevice,
     Event,
     scenario_events,
 )
-from edgesplit_cli.demo.summary import demo_summary, problems, summary_table
+from edgesplit_cli.demo.summary import closing_sentence, demo_summary, problems, summary_table
 from edgesplit_cli.settings import connect
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 T = TypeVar("T")
+TELEMETRY_TIMEOUT_S = 6.0
+"""Seconds until a device's last telemetry is waited for no longer: three times its interval."""
 START_TIMEOUT_S = 60.0
 """Seconds that a component may take to start."""
 MAX_TRIES = 5
@@ -114,6 +119,8 @@ class Demo:
         self.urls: dict[str, str] = {}
         self.plans: dict[str, Any] = {}
         self.frames: list[Frame] = []
+        argv = [sys.executable, str(digits_folder() / "samples.py"), str(data / "samples"), "--count", str(SAMPLES)]
+        self.samples = DemoProcess("samples", argv, data / "logs" / "samples.log", ONE_THREAD)
         self.mqtt_port, self.offload_port = free_port(), free_port()
         self._announce: Callable[[str], None] = lambda text: console.print(text, style="yellow")
 
@@ -121,14 +128,24 @@ class Demo:
 
     def prepare(self) -> None:
         """Start everything, up to three devices that run their part of the model."""
-        text = f": three emulated devices, one model. State and logs in {self.data}"
+        text = f": three emulated devices, one task. State and logs in {self.data}"
         self.console.print(cli_output.bold_head("edgesplit demo", text))
         (self.data / "logs").mkdir(parents=True, exist_ok=True)
+        self._start_samples()
         self._start_cloud()
-        self._push()
-        for device in DEVICES:
+        for device in DEVICES:  # their agents start while the models are pushed
             self._enrol(device)
+        self._push(MODEL)
+        self._command("profile", MODEL, "--samples", str(digits_folder() / "frames"), "--lossless", quiet=True)
+        self._push(STUDENT, quiet=True)
+        self._create_family()
+        self._load_frames()
         self._deploy()
+
+    def _start_samples(self) -> None:
+        """Begin to make the labelled frames that the family is created with, beside the steps before that one."""
+        self.console.print(f"$ python {' '.join(self.samples.argv[1:])} &", style="cyan", soft_wrap=True)
+        self.samples.start()
 
     def _start_cloud(self) -> None:
         ports = ["--api-port", "0", "--mqtt-port", str(self.mqtt_port), "--offload-port", str(self.offload_port)]
@@ -140,13 +157,27 @@ class Demo:
     def _controller_answers(self) -> bool:
         return bool(connect(self.data).get("/v1/health"))
 
-    def _push(self) -> None:
-        digits = digits_folder()
-        self._command("model", "push", str(digits / "digits.onnx"), "--name", MODEL, "--input", INPUT_SPEC)
-        self._command("profile", MODEL, "--samples", str(digits / "frames"), "--lossless", quiet=True)
+    def _push(self, name: str, *, quiet: bool = False) -> None:
+        file = str(digits_folder() / f"{name}.onnx")
+        self._command("model", "push", file, "--name", name, "--input", INPUT_SPEC, quiet=quiet)
+
+    def _create_family(self) -> None:
+        self._wait_until("the labelled frames are made", lambda: not self.samples.is_running)
+        folder = self.data / "samples"
+        if not (folder / "labels.json").exists():  # samples.py writes it last
+            raise EdgeError(f"no labelled frames were made; the log ends:\n{self.samples.log_tail(8)}")
+        variants = ("--variant", STUDENT, "--variant", MODEL)
+        self._command("family", "create", FAMILY, *variants, "--samples", str(folder))
+
+    def _load_frames(self) -> None:
+        """Read the frames that are streamed, with what both whole models answer to them."""
         model = self._query(lambda api: api.get(f"/v1/models/{MODEL}"))
-        model_bytes = self._query(lambda api: api.download(f"/v1/models/{MODEL}/optimised"))
-        self.frames = load_frames(digits / "frames", model_bytes, msgspec.convert(model["input_spec"], InputSpec))
+        whole = {
+            name: self._query(partial(ControllerClient.download, path=f"/v1/models/{name}/optimised"))
+            for name in (MODEL, STUDENT)
+        }
+        spec = msgspec.convert(model["input_spec"], InputSpec)
+        self.frames = load_frames(digits_folder() / "frames", whole, spec)
 
     def _enrol(self, device: DemoDevice) -> None:
         """Claim the device, shape its link, start its agent."""
@@ -168,16 +199,29 @@ class Demo:
 
     def _deploy(self) -> None:
         self._wait_until("all devices are online", self._all_online)
-        restricted = [device for device in DEVICES if device.keep_raw_input]
-        unrestricted = [device for device in DEVICES if not device.keep_raw_input]
-        for devices, limits in ((unrestricted, []), (restricted, ["--keep-raw-input"])):
-            to = [argument for device in devices for argument in ("--to", device.name)]
-            self._command("deploy", MODEL, "--partition", "auto", *to, *limits, "--wait", "120")
         for device in DEVICES:
-            body: dict[str, Any] = {"model": MODEL, "device": device.profile, "link": device.link}
-            body["limits"] = {"keep_raw_input": device.keep_raw_input}
-            self.plans[device.name] = self._query(partial(ControllerClient.post, path="/v1/plans", body=body))
+            self.plans[device.name] = self._plan(device)
+            self._command("deploy", device.model, "--to", device.name, *device.plan_options, "--wait", "120")
         self._command("device", "list")
+
+    def _plan(self, device: DemoDevice) -> dict[str, Any]:
+        """The plan of what the device runs, for the summary."""
+        if device.has_cascade:
+            return self._plan_cascade(device)
+        body: dict[str, Any] = {"model": MODEL, "device": device.profile, "link": device.link}
+        body["limits"] = {"keep_raw_input": device.keep_raw_input}
+        plan = self._query(partial(ControllerClient.post, path="/v1/plans", body=body))
+        return {key: plan[key] for key in ("best", "seconds", "gain", "certificate", "ranges")}
+
+    def _plan_cascade(self, device: DemoDevice) -> dict[str, Any]:
+        """The plan of a cascade; prints what it costs beside the row that would be chosen without it."""
+        where = ("--device", device.profile, "--link", device.link)
+        printed = self._command("plan", device.model, *where, *device.plan_options, "--json", quiet=True)
+        planned = json.loads(printed)["cascade"]
+        for sentence in (planned["text"], planned["escalation"], planned["gain_text"]):
+            self.console.print(f"  {sentence}", markup=False, soft_wrap=True)
+        kept = ("cascade", "alone", "way", "gain", "text")
+        return {"best": planned["second_row"]} | {name: planned[name] for name in kept}
 
     def _all_online(self) -> bool:
         states = {entry["name"]: entry["state"] for entry in connect(self.data).get("/v1/devices")}
@@ -188,9 +232,7 @@ class Demo:
     def run_scenario(self, picture: Path) -> dict[str, Any]:
         """Send frames, apply the events, record the outcomes; returns the summary."""
         started_at = monotonic()
-        streams = {
-            device: FrameSender(device.name, self.urls[device.name], self.frames, started_at) for device in DEVICES
-        }
+        streams = {device: FrameSender(device, self.urls[device.name], self.frames, started_at) for device in DEVICES}
         with Display(self.console, streams, self.events[-1].at_s, lambda: monotonic() - started_at) as display:
             self._announce = display.announce
             for stream in streams.values():
@@ -203,14 +245,28 @@ class Demo:
         self._announce = self.console.print
         logs = {device: stream.log for device, stream in streams.items()}
         restarts = {name: child.restarts for name, child in self.children.items()}
-        plans = {
-            name: {key: plan[key] for key in ("best", "seconds", "gain", "certificate", "ranges")}
-            for name, plan in self.plans.items()
-        }
-        summary = demo_summary(logs, self.events, plans, restarts)
+        counts = {
+            device.name: self._cascade_counts(device, len(log.samples))
+            for device, log in logs.items() if device.has_cascade
+        }  # fmt: skip
+        summary = demo_summary(logs, self.events, self.plans, restarts, counts)
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw(logs, self.events, picture)
         return summary
+
+    def _cascade_counts(self, device: DemoDevice, answered: int) -> dict[str, Any] | None:
+        """What the device's cascade counted, as telemetry brought it; None where nothing came. Waits for the window
+        with the last of `answered` requests."""
+        deadline = monotonic() + TELEMETRY_TIMEOUT_S
+        while True:
+            view = self._query(lambda api: api.get(f"/v1/devices/{device.name}"))
+            counts: dict[str, Any] | None = next((audits["cascade"] for audits in view["audits"]), None)
+            if counts and counts["sure"] + counts["escalated"] + counts["unsure"] >= answered:
+                return counts
+            if monotonic() > deadline:
+                return counts
+            self.supervisor.restart_dead()
+            time.sleep(0.2)
 
     def _run_events(self, display: Display, started_at: float) -> None:
         waiting = list(self.events)
@@ -249,9 +305,7 @@ class Demo:
         failures = problems(summary)
         if failures:
             raise EdgeError("the demo failed:\n  " + "\n  ".join(failures))
-        self.console.print(
-            "Every request was answered exactly once, with the result of the whole model.", style="green"
-        )
+        self.console.print(closing_sentence(summary), style="green")
 
     def keep_running(self) -> None:
         """Leave everything running until Ctrl-C."""
@@ -268,6 +322,7 @@ class Demo:
     def close(self) -> None:
         """Stop every process and link."""
         self.supervisor.stop()
+        self.samples.stop()
         for shaped in self.links.values():
             for link_emulator in shaped:
                 link_emulator.stop()
@@ -282,9 +337,9 @@ class Demo:
             DemoProcess(name, argv, self.data / "logs" / f"{name}.log", ONE_THREAD)
         )
 
-    def _command(self, *arguments: str, quiet: bool = False) -> None:
-        """Print and run an edgectl command; retried where a component was killed meanwhile, EdgeError on any other
-        failure."""
+    def _command(self, *arguments: str, quiet: bool = False) -> str:
+        """Print and run an edgectl command and return its output; retried where a component was killed meanwhile,
+        EdgeError on any other failure."""
         command_line = " ".join(f"'{argument}'" if " " in argument else argument for argument in arguments)
         self.console.print(f"$ edgectl {command_line}", style="cyan", soft_wrap=True)
         tries = 1
@@ -296,6 +351,7 @@ class Demo:
             raise EdgeError(f"`edgectl {command_line}` failed: {errors.strip() or output.strip()}")
         if not quiet and output.strip():
             self.console.print(output.rstrip(), markup=False, soft_wrap=True)
+        return output
 
     def _run(self, arguments: tuple[str, ...]) -> tuple[int, str, str]:
         """Run a command once, restarting children that die meanwhile."""

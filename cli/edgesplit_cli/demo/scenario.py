@@ -8,6 +8,16 @@ from typing import Literal
 EventKind = Literal["calm", "link-drop", "link-back", "offload-killed", "offload-back", "agent-killed", "end"]
 
 MODEL = "digits"
+"""The whole model; other answers are counted as changed by comparison with its."""
+STUDENT = "student"
+FAMILY = "numerals"
+"""Student and whole model. Its variants have the models' names."""
+CHANGED = "2%"
+"""Share of answers that the family's cascade may change."""
+AUDIT_SHARE = "5%"
+"""Share of frames that the cascade draws for audit: more than usual, as the demo is short."""
+SAMPLES = 300
+"""Labelled frames on which the promise is made: of the digits that are streamed, but other frames of them."""
 INPUT_SPEC = "image/jpeg 128x128 q90 rgb nchw scale=1/255"
 FRAME_PERIOD_S = 0.18
 DEADLINE_S = 8.0
@@ -22,15 +32,32 @@ class DemoDevice:
     link: str
     title: str
     keep_raw_input: bool = False
+    has_cascade: bool = False
+    """It runs the family with a cascade, and not the whole model."""
+
+    @property
+    def model(self) -> str:
+        """What it runs."""
+        return FAMILY if self.has_cascade else MODEL
+
+    @property
+    def plan_options(self) -> tuple[str, ...]:
+        """Options of the commands that plan and deploy it."""
+        if self.has_cascade:
+            return ("--cascade", "--changed", CHANGED, "--audit-share", AUDIT_SHARE)
+        return ("--keep-raw-input",) if self.keep_raw_input else ()
 
 
 DEVICES = (
     DemoDevice(
         "pi4-wifi", "raspberrypi4", "wifi", "Raspberry Pi 4 on Wi-Fi, raw frames may not leave it", keep_raw_input=True
     ),
-    DemoDevice("pi3-lte", "raspberrypi3b+", "lte", "Raspberry Pi 3B+ on LTE"),
+    DemoDevice(
+        "pi3-lte", "raspberrypi3b+", "lte", "Raspberry Pi 3B+ on LTE, the student answers where it is sure",
+        has_cascade=True,
+    ),
     DemoDevice("nano-3g", "jetson-nano", "3g", "Jetson Nano on 3G"),
-)
+)  # fmt: skip
 SLOWED_DEVICE = "pi3-lte"
 """The device whose link drops to a tenth."""
 KILLED_DEVICE = "pi4-wifi"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from itertools import pairwise
@@ -15,6 +16,8 @@ from edgesplit_cli.demo.application import RequestLog, Sample
 from edgesplit_cli.demo.scenario import DemoDevice, Event
 from edgesplit_cli.output import ms, table
 
+AUDIT_COUNTS = ("audited", "changed", "unaudited", "alarms")
+"""What is told of a cascade's audits, by its names in `CascadeCounts`."""
 VERSIONS_OF = ("onnxruntime", "numpy", "tuf", "paho-mqtt", "pillow")
 
 
@@ -26,16 +29,36 @@ def quantile(values: list[float], fraction: float) -> float | None:
 
 def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
     """Each change of the row in use, with its time. Races are left out: the row does not change, whichever side answers
-    first."""
+    first. So are the answers of a cascade's first variant, for which no row is selected."""
     history: list[dict[str, Any]] = []
-    for sample in samples:
+    for sample in (one for one in samples if not one.answered_first):
         if not history or (history[-1]["row"] != sample.row and not sample.raced):
             history.append({"at_s": round(sample.at_s, 2), "row": sample.row, "split_after": sample.after})
     return history
 
 
-def device_summary(device: DemoDevice, log: RequestLog) -> dict[str, Any]:
-    """All figures of one device."""
+def cascade_summary(log: RequestLog, plan: Mapping[str, Any], counts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What became of a cascade: who answered and how many answers changed, as the application saw it, beside the
+    promise and the audits. `counts`: what the device counted (`CascadeCounts`); None where nothing was reported."""
+    signed, samples = plan["cascade"], log.samples
+    return {
+        "first": signed["first"],
+        "second": signed["second"],
+        "planned_escalated": signed["escalated"],
+        "promised": signed["changed"]["at_most"],
+        "certainty": signed["changed"]["certainty"],
+        "answered": dict(Counter(sample.variant for sample in samples)),
+        "escalated": sum(sample.escalated for sample in samples),
+        "unsure": sum(sample.unsure for sample in samples),
+        "changed": sum(sample.changed for sample in samples),
+        "audits": {name: counts[name] for name in AUDIT_COUNTS} if counts else None,
+    }
+
+
+def device_summary(
+    device: DemoDevice, log: RequestLog, plan: Mapping[str, Any], counts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All figures of one device. `counts` as for `cascade_summary`."""
     samples = log.samples
     planned = [sample for sample in samples if not sample.fallback]
     cuts = cuts_over_time(samples)
@@ -45,6 +68,8 @@ def device_summary(device: DemoDevice, log: RequestLog) -> dict[str, Any]:
         "link": device.link,
         "emulated": True,
         "keep_raw_input": device.keep_raw_input,
+        "model": device.model,
+        "cascade": cascade_summary(log, plan, counts) if device.has_cascade else None,
         "requests": log.requests,
         "answered": len(samples),
         "errors": dict(log.failed),
@@ -72,8 +97,9 @@ def demo_summary(
     events: tuple[Event, ...],
     plans: Mapping[str, Any],
     restarts: Mapping[str, int],
+    counts: Mapping[str, Mapping[str, Any] | None],
 ) -> dict[str, Any]:
-    """The document that `--json` writes."""
+    """The document that `--json` writes. `counts`: by device, as for `cascade_summary`."""
     return {
         "emulated": True,
         "machine": {
@@ -85,16 +111,45 @@ def demo_summary(
         "events": [{"at_s": event.at_s, "kind": event.kind, "text": event.text} for event in events],
         "restarts": dict(restarts),
         "plans": dict(plans),
-        "devices": {device.name: device_summary(device, log) for device, log in logs.items()},
+        "devices": {
+            device.name: device_summary(device, log, plans.get(device.name, {}), counts.get(device.name))
+            for device, log in logs.items()
+        },
     }
+
+
+def _of_cascade(figure: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str, Any]], str]:
+    """A figure of a device's cascade as one of the device: `-` for a device without one."""
+    return lambda device: figure(device["cascade"]) if device["cascade"] else "-"
+
+
+def _limits(device: Mapping[str, Any]) -> str:
+    return "raw input stays" if device["keep_raw_input"] else "none"
+
+
+def _answered_by(cascade: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(cascade["answered"].items())) or "-"
+
+
+def _changed(cascade: Mapping[str, Any]) -> str:
+    """Measured beside promised."""
+    share = f"{100 * cascade['promised']:.3g} %"
+    return f"{cascade['changed']} of {sum(cascade['answered'].values())}; promised at most {share}"
+
+
+def _audits(cascade: Mapping[str, Any]) -> str:
+    audits = cascade["audits"]
+    return f"{audits['audited']}, {audits['changed']}" if audits else "not reported"
 
 
 FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("device profile (emulated)", lambda device: str(device["profile"])),
     ("link (shaped)", lambda device: str(device["link"])),
-    ("limits", lambda device: "raw input stays" if device["keep_raw_input"] else "none"),
+    ("model or family", lambda device: str(device["model"])),
+    ("limits", _limits),
     ("cuts used", lambda device: ", ".join(device["rows_used"])),
     ("answered / asked", lambda device: f"{device['answered']} / {device['requests']}"),
+    ("typed errors", lambda device: ", ".join(f"{name} {n}" for name, n in device["errors"].items()) or "0"),
     (
         "latency p50, predicted / measured",
         lambda device: f"{device['predicted_p50_ms']} / {device['measured_p50_ms']} ms",
@@ -107,7 +162,11 @@ FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("switches", lambda device: str(device["switches"])),
     ("fallbacks", lambda device: str(device["fallbacks"])),
     ("races with the cloud, as planned", lambda device: str(device["raced"])),
-    ("equal to the whole model", lambda device: f"{device['equal']} / {device['answered']}"),
+    ("answered by", _of_cascade(_answered_by)),
+    ("escalated, unsure", _of_cascade(lambda cascade: f"{cascade['escalated']}, {cascade['unsure']}")),
+    ("changed against the whole model", _of_cascade(_changed)),
+    ("audited, changed of these", _of_cascade(_audits)),
+    ("equal to the variant's whole model", lambda device: f"{device['equal']} / {device['answered']}"),
     ("accuracy against the labels", lambda device: "-" if device["accuracy"] is None else f"{device['accuracy']:.1%}"),
     ("emulation overruns", lambda device: str(device["emulation_overruns"])),
     ("lost", lambda device: str(device["lost"])),
@@ -123,6 +182,23 @@ def summary_table(summary: Mapping[str, Any]) -> Any:
     return table(("", *(f">{device['device']}" for device in devices)), rows)
 
 
+def closing_sentence(summary: Mapping[str, Any]) -> str:
+    """What a run without problems has shown. A typed error by the deadline is an outcome too, and is named."""
+    devices = list(summary["devices"].values())
+    requests, answered = (sum(device[name] for device in devices) for name in ("requests", "answered"))
+    if answered == requests:
+        sentence = "Every request was answered exactly once, with the result of the whole model that gave it."
+    else:
+        sentence = (
+            f"{answered} of {requests} requests were answered exactly once, with the result of the whole model that"
+            f" gave it, and {requests - answered} got a typed error by their deadline."
+        )
+    for device in devices:
+        if cascade := device["cascade"]:
+            sentence += f" Changed by {device['device']}'s cascade: {_changed(cascade)}."
+    return sentence
+
+
 def problems(summary: Mapping[str, Any]) -> list[str]:
     """What the demo should have shown and this run did not."""
     missing = []
@@ -133,11 +209,16 @@ def problems(summary: Mapping[str, Any]) -> list[str]:
             missing.append(f"{name}: no answers")
         if (
             set(device["rows_used"]) - {"local"}
+            and not device[
+                "cascade"
+            ]  # it asks so rarely that probes may have found the server away before a request did
             and not device["fallbacks"]
             and not device["raced"]  # a race replaces the fallback
             and summary["plans"].get(name, {}).get("best") != "local"
         ):
             missing.append(f"{name}: no fallback although the offload server was away")
+        if (cascade := device["cascade"]) and not 0 < cascade["escalated"] < device["answered"]:
+            missing.append(f"{name}: {cascade['escalated']} of {device['answered']} answers escalated by its cascade")
     dropped = summary["devices"].get("pi3-lte")
     if dropped and not dropped["switches"]:
         missing.append("pi3-lte: no switch when its link dropped")

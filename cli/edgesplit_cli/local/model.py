@@ -77,6 +77,9 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
         raise UsageError(f"{what} was pushed with its own input spec and bindings; --input and --bind are for files")
     api = connect(data)
     registered = api.get(f"/v1/models/{quote(what)}")
+    if registered.get("family"):
+        variants = [variant["model"] for variant in registered["family"]["variants"]]
+        raise UsageError(f"{registered['model']} is a family: name one of its variants, {' or '.join(variants)}")
     raw = api.download(f"/v1/models/{quote(registered['model'])}/file")
     return LocalModel(registered["model"], load_model(raw, registered["input"] or "", registered["bindings"]))
 

@@ -117,8 +117,8 @@ rollout_options = option_group(
         multiple=True,
         metavar="'WHAT<BOUND'",
         help="Health gate, a bound that the release must keep on each device: p95<150ms, errors<1%, fallbacks<10%,"
-        " memory<400MB, celsius<80, joules<0.5, drift<1%, accuracy>97%, agreement>99%. Golden inputs are always"
-        " checked. Quote it for the shell.",
+        " memory<400MB, celsius<80, joules<0.5, drift<1%, accuracy>97%, agreement>99%, changed<2%. Golden inputs are"
+        " always checked. Quote it for the shell.",
     ),
     click.option(
         "--gate-after",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -175,6 +175,32 @@ def health_line(health: dict[str, Any]) -> Text:
         parts.append("golden inputs answered")
     text = f"  {health['model']} {health['release'][:12]} for {_duration_text(health['active_s'])}: {', '.join(parts)}"
     return Text(text, "" if health.get("current", True) else "yellow")
+
+
+def audit_lines(audits: dict[str, Any]) -> Iterator[str]:
+    """Who answered, and what audits found of the answers that this may have changed, beside what is allowed."""
+    if (cascade := audits["cascade"]) is not None:
+        total = max(1, cascade["sure"] + cascade["escalated"] + cascade["unsure"])
+        answered = ", ".join(f"{name} {count}" for name, count in cascade["answered"].items())
+        threshold = "every request" if cascade["threshold"] is None else f"scores below {cascade['threshold']:.4g}"
+        share = cascade["escalated"] / total
+        yield f"  {audits['model']} answered by {answered or 'none'}; {cascade['unsure']} answers unsure"
+        yield f"  {audits['model']} escalates {threshold}: {share:.1%} so far"
+        yield f"  {audits['model']} cascade: {_promise_text(cascade)}"
+    if (still := audits["still"]) is not None:
+        yield f"  {audits['model']} still frames: {still['repeated']} repeated; {_promise_text(still)}"
+
+
+def _promise_text(counts: dict[str, Any]) -> str:
+    """What is allowed beside what was measured."""
+    measured = "none audited yet"
+    if counts["share"] is not None:
+        measured = (
+            f"{counts['changed']} of {counts['audited']} audited differed ({counts['at_least']:.1%} to"
+            f" {counts['at_most']:.1%}, 90 % sure)"
+        )
+    alarms = f", {counts['alarms']} alarms" if counts["alarms"] else ""
+    return f"allowed {counts['allowed']:.1%}, {measured}{alarms}, {counts['unaudited']} unaudited"
 
 
 def sequence_line(counts: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from rich.text import Text
 
 from edgesplit import plan as plans
-from edgesplit.plan import ChangedShare
+from edgesplit.cascade import ChangedShare
 from edgesplit.quantities import format_size
 from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, table
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name

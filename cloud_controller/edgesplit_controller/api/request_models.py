@@ -19,6 +19,7 @@ from edgesplit_controller.rollout.terms import MOST_STAGES
 from edgesplit_controller.tuf.key_change import KeyChange, PublicKey
 from edgesplit_partitioner.compression.gate import GateTerms
 from edgesplit_partitioner.compression.recipe import Method
+from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
 
 
 class Body(BaseModel):
@@ -117,6 +118,27 @@ class FamilyBody(Body):
     samples: list[SampleBody] = Field(max_length=10_000)
 
 
+class CascadeBody(Body):
+    """A cascade: a fast variant answers where it is sure, and a more accurate one is asked otherwise."""
+
+    changed: float
+    """Share of all answers that the first variant may give and the second one would give differently."""
+    scores: list[str] = Field(default=["margin"], min_length=1, max_length=4)
+    """How sure an answer is: `probability`, `margin`, `entropy`; several are tried."""
+    variants: list[str] | None = Field(default=None, min_length=2, max_length=2)
+    """The first and the second variant; none: every pair is tried."""
+    certainty: float = 0.9
+    audit_share: float = 0.01
+
+    def to_request(self) -> CascadeRequest:
+        """The cascade as the planner takes it."""
+        pair = (self.variants[0], self.variants[1]) if self.variants else None
+        return CascadeRequest(
+            changed=self.changed, scores=tuple(self.scores), variants=pair, certainty=self.certainty,
+            audit_share=self.audit_share,
+        )  # fmt: skip
+
+
 class PlanOptionsBody(Body):
     """Options of a plan."""
 
@@ -129,6 +151,8 @@ class PlanOptionsBody(Body):
     """Empty: `latency`, of a family `accuracy`."""
     least_accuracy: float = 0.0
     """Of a family: no request is answered by a variant of less accuracy, 0 to 1."""
+    cascade: CascadeBody | None = None
+    """Of a family."""
     offload: str = Field(default="", max_length=500)
     """URL of a third-party inference server that runs the remote halves."""
     answer: str = Field(default="", max_length=500)
@@ -145,6 +169,7 @@ class PlanOptionsBody(Body):
             offload=self.offload,
             answer=self.answer,
             least_accuracy=self.least_accuracy,
+            cascade=self.cascade.to_request() if self.cascade is not None else None,
         )
 
 

@@ -145,6 +145,21 @@ class FamilyShape(ResponseModel):
     variants: list[FamilyVariantShape]
 
 
+class VariantAnswersShape(ResponseModel):
+    """A variant's answers to a family's samples."""
+
+    labels: list[int]
+    scores: dict[str, list[float | None]]
+
+
+class FamilyAnswersShape(ResponseModel):
+    """What the variants of a family answer to its labelled samples."""
+
+    answer: str
+    truth: list[int]
+    variants: dict[str, VariantAnswersShape]
+
+
 class JobShape(ResponseModel):
     """A long call of an operator, queued or running."""
 

@@ -1,3 +1,3 @@
-"""The dashboard: its built files, and the data of its pages, read only. Imports `controller`, `fleet`, `planning` and
-`storage`.
+"""The dashboard: its built files, and the data of its pages, read only. Imports `controller`, `fleet`,
+`model_registry`, `planning`, `storage` and `edgesplit_partitioner`.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from functools import reduce
+from operator import add
 from typing import Any
 
 import msgspec
@@ -15,12 +17,15 @@ from edgesplit.plan import Conditions, Link, Plan, cost
 from edgesplit.release.lineage import Lineage
 from edgesplit.release.manifest import Manifest
 from edgesplit_controller.controller import Controller
+from edgesplit_controller.fleet.audits import UNSURE, AnswerAudits, audits_view, sums_of
 from edgesplit_controller.fleet.rows import event_to_dict, model_to_dict
 from edgesplit_controller.fleet.table import fleet_rows
 from edgesplit_controller.history.buckets import DAY_S, Span
+from edgesplit_controller.model_registry.families import FamilyDocument, family_of
 from edgesplit_controller.planning.curves import curves
 from edgesplit_controller.storage.tables.core import Desired, Device, Event, Model, ReleaseRow
-from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
+from edgesplit_controller.storage.tables.device_state import DeviceSessionRow, RunningRow
+from edgesplit_partitioner.bounds.binomial import lower_share, upper_share
 
 NEWEST_RELEASES = 12
 """Releases on a model's page."""
@@ -114,21 +119,44 @@ def device_events(controller: Controller, name: str, newest: int) -> list[dict[s
 def model(controller: Controller, reference: str) -> dict[str, Any]:
     """A model with its newest releases, each with its plans over bandwidth."""
     stored = controller.registry.get(reference)
+    family = family_of(stored)
     with controller.database.read() as session:
         of_model = select(ReleaseRow).where(ReleaseRow.model_id == stored.id).order_by(ReleaseRow.created.desc())
         releases = session.scalars(of_model.limit(NEWEST_RELEASES)).all()
         digests = [row.digest for row in releases]
         device_counts = _device_counts(session, digests, controller.devices.groups)
+        audits = _audits_by_release(session, stored.name, digests, controller.devices.groups)
     with_manifests = [(row, _manifest(controller, row.digest)) for row in releases]
     return {
         **model_to_dict(stored),
-        "layers": len(stored.shown["layers"]),
+        "layers": len(stored.shown["layers"]), "family": None if family is None else _family_to_dict(family),
         "variants": [_variant_to_dict(variant) for variant in controller.registry.variants_of(_base_of(stored))],
         "releases": [
-            {"release": row.digest, "created": row.created, **device_counts[row.digest], **_release_to_dict(manifest)}
+            {
+                "release": row.digest, "created": row.created, **device_counts[row.digest],
+                **_release_to_dict(manifest), "audits": audits.get(row.digest),
+            }
             for row, manifest in with_manifests
             if manifest is not None
         ],
+    }  # fmt: skip
+
+
+def _audits_by_release(
+    session: Session, name: str, digests: Collection[str], groups: Collection[str] | None
+) -> dict[str, dict[str, Any]]:
+    """By release, the sums over visible devices of what they counted of changed answers, and how many devices did."""
+    query = select(RunningRow.release, RunningRow.audits).where(
+        RunningRow.model == name, RunningRow.release.in_(digests)
+    )
+    if groups is not None:
+        query = query.where(RunningRow.device.in_(select(Device.name).where(Device.group.in_(groups))))
+    sums: dict[str, list[AnswerAudits]] = {}
+    for release, stored in session.execute(query):
+        if (of_device := sums_of(stored, release)) is not None:
+            sums.setdefault(release, []).append(of_device)
+    return {
+        release: {**audits_view(reduce(add, every)), "audited_devices": len(every)} for release, every in sums.items()
     }
 
 
@@ -170,8 +198,28 @@ def _release_to_dict(manifest: Manifest) -> dict[str, Any]:
         "recut_of": manifest.recut_of,
         "slices": len(manifest.slices),
         "bytes": sum(manifest.chunk_list().values()),
+        "cascades": [
+            {"device_class": device_class, **msgspec.to_builtins(plan.cascade), "promise": plan.cascade.changed.text}
+            for device_class, plan in sorted(manifest.plans.items())
+            if plan.cascade is not None
+        ],
         "plans": [curves(plan) for _, plan in sorted(manifest.plans.items())],
     }
+
+
+def _family_to_dict(family: FamilyDocument) -> list[dict[str, Any]]:
+    """The variants of a family, each with its accuracy on the labelled samples and its interval, 90 % sure."""
+    return [
+        {
+            "name": variant.name, "model": variant.model, "samples": family.samples,
+            "accuracy": {
+                "share": family.accuracy(variant),
+                "at_least": lower_share(variant.right, family.samples, UNSURE / 2),
+                "at_most": upper_share(variant.right, family.samples, UNSURE / 2),
+            },
+        }
+        for variant in family.variants
+    ]  # fmt: skip
 
 
 def _manifest(controller: Controller, digest: str) -> Manifest | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgesplit.mqtt.messages import (
+    CASCADE_CHANGED,
     ENDPOINT_FLOODED,
     GATEWAY_FLOODED,
     LIST_EXPIRED,
@@ -39,7 +40,7 @@ UNRESPONSIVE_S = 600.0
 the agent hangs."""
 OFFLOAD_FLOOD_S = 300.0
 """Seconds without a report of the offload server after which a device no longer floods it."""
-SELF_REPORTED = (ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED, REPEATS_CHANGED)
+SELF_REPORTED = (ENDPOINT_FLOODED, GATEWAY_FLOODED, LIST_EXPIRED, REPEATS_CHANGED, CASCADE_CHANGED)
 """Conditions that a device finds itself. Their beginning is an event."""
 FAILED_STATES: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"})
 """States of a release that count as failures."""
@@ -67,6 +68,8 @@ REMEDIES: Mapping[str, str] = {
     " since: check its way to the API",
     REPEATS_CHANGED: "a camera's picture has changed, or its frames show less than they did: its threshold was"
     " tightened by itself; allow the stream more with --changed, or leave --skip-still out",
+    CASCADE_CHANGED: "its inputs are no longer like the samples by which the threshold was found: it was tightened by"
+    " itself, and more requests are escalated; deploy the cascade again with newer samples",
     "certificate expires": "its agent has not renewed it: read its log (`edgectl device logs`), or create a new"
     " claim for it",
     "unresponsive": "it is online and does not apply the newest statement: restart its agent, and read its log",

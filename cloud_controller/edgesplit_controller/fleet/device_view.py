@@ -19,6 +19,7 @@ from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.fleet import conditions as causes
 from edgesplit_controller.fleet import device_state
+from edgesplit_controller.fleet.audits import audits_view, sums_of
 from edgesplit_controller.fleet.device_state import DesiredVsReported, Fact, State
 from edgesplit_controller.fleet.listing import DevicePage
 from edgesplit_controller.fleet.rows import flood_to_dict
@@ -68,6 +69,11 @@ def device_to_dict(device: Device, state: State, page: DevicePage, now: float) -
             {**_health(row.health), "age_s": max(0.0, now - (row.health_at or now)), "current": state == "online"}
             for row in page.running.get(device.name, [])
             if row.health is not None
+        ],
+        "audits": [
+            {"model": row.model, "release": row.release, **audits_view(sums)}
+            for row in page.running.get(device.name, [])
+            if (sums := sums_of(row.audits, row.release)) is not None
         ],
         "gateway_models": list(reported.get("gateway_models", [])),
         "safe_mode": reported.get("safe_mode", ""),

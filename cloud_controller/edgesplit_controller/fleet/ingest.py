@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, JobRefused, LogPiece, Reported, Telemetry
-from edgesplit_controller.fleet import conditions, device_state, log_bundles, restore_check
+from edgesplit_controller.fleet import audits, conditions, device_state, log_bundles, restore_check
 from edgesplit_controller.storage.database import locked_devices, record_event
 from edgesplit_controller.storage.tables.base import Table
 from edgesplit_controller.storage.tables.core import Device, RemovedDeviceRow, TelemetryRow
@@ -196,7 +196,9 @@ class _IngestBatch:
         for model, status in reported.items():
             row = rows.get(model)
             if row is None:
-                row = rows[model] = RunningRow(device=name, model=model, health=None, health_at=None, cut="")
+                row = rows[model] = RunningRow(
+                    device=name, model=model, health=None, health_at=None, cut="", audits=None
+                )
                 self._session.add(row)
             if row.release != status.release:
                 row.cut = ""
@@ -217,6 +219,7 @@ class _IngestBatch:
         if verdict in ("older session", "duplicate"):
             return verdict
         self._store(device.name, message, self._now, late=False, dated="now", result=result)
+        self._store_audits(device.name, message)
         # Reordered telemetry belongs to the history; the device's present state comes from newer messages.
         if verdict == "out of order":
             return verdict
@@ -243,6 +246,13 @@ class _IngestBatch:
                 row.health = _merged(row.health, msgspec.to_builtins(health))
                 row.health_at = self._now
 
+    def _store_audits(self, name: str, message: Telemetry) -> None:
+        """Add what the device counted of changed answers to the sums of its releases."""
+        rows = self._running[name]
+        for window in message.models:
+            if (row := rows.get(window.model)) is not None:
+                row.audits = audits.with_window(row.audits, window, (row.release, row.desired_release))
+
     def _backlog(self, device: Device, message: Backlog, result: IngestResult) -> str:
         """Store backlog telemetry under the time of its measurement; the present state does not change."""
         row = self._sequence_row(device)
@@ -257,6 +267,7 @@ class _IngestBatch:
                 continue
             at, dated = device_state.measured_at(telemetry.measured_at, message.sent_at, self._now)
             self._store(device.name, telemetry, at, late=True, dated=dated, result=result)
+            self._store_audits(device.name, telemetry)
             _update_row(row, device_state.after_backlog(_to_state(row), telemetry.session, telemetry.sequence))
             row.from_backlog += 1
             result.lags_s.append(self._now - at)

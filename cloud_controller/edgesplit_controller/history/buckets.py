@@ -20,6 +20,8 @@ OTHER = "(other)"
 MOST_CUTS = 64
 """Distinct split points counted by name in one bucket."""
 _SUMS = ("requests", "failed", "fallbacks", "switches", "emulation_overruns", "up_bytes")
+_CASCADE = ("sure", "escalated", "unsure", "audited", "changed", "unaudited", "alarms")
+_STILL = ("repeated", "audited_same", "changed", "unaudited", "alarms")
 _MEANS = ("device_s", "link_s", "remote_s", "latency_p50_s", "latency_p95_s", "predicted_s")
 _WEIGHT_OF: Mapping[str, str] = {"joules_sum": "weighed", "watts_sum": "watts_samples"}
 """Sums that are averaged over a count of their own (the value) instead of over all samples or requests."""
@@ -66,6 +68,29 @@ def content_of_window(window: Mapping[str, Any]) -> Content:
         "joules_sum": float(window.get("joules", 0.0)) * weighed,
         "weighed": weighed,
         "cuts": {str(window.get("row", "")): requests} if requests else {},
+        **_content_of_cascade(window.get("cascade")), **_content_of_still(window.get("still")),
+    }  # fmt: skip
+
+
+def _content_of_cascade(counts: Mapping[str, Any] | None) -> Content:
+    """Counts of a cascade, answers by variant, and the strictest threshold in force."""
+    if counts is None:
+        return {}
+    return {
+        "cascade": {name: int(counts.get(name, 0)) for name in _CASCADE},
+        "answered": {str(variant): int(count) for variant, count in counts.get("answered", {}).items()},
+        "cascade_threshold_max": float(counts.get("threshold", 0.0)),
+        "cascade_allowed_max": float(counts.get("allowed", 0.0)),
+    }
+
+
+def _content_of_still(counts: Mapping[str, Any] | None) -> Content:
+    """Counts of repeated answers."""
+    if counts is None:
+        return {}
+    return {
+        "still": {name: int(counts.get(name, 0)) for name in _STILL},
+        "still_allowed_max": float(counts.get("allowed", 0.0)),
     }
 
 

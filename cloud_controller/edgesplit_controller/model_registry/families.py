@@ -1,12 +1,14 @@
 """Families: models of one task whose answers mean the same, each with its accuracy on the family's labelled samples.
 
 A family is a row of the table of models, as a version of the agent is, so that it is deployed, rolled out and removed
-by its name like a model; its file is the document that `FamilyDocument` describes.
+by its name like a model; its file is the document that `FamilyDocument` describes. The file alone contains what every
+variant answers to the samples, which are not kept: by these answers a cascade is calibrated without a run of a model.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,8 @@ from sqlalchemy.orm import Session
 
 from edgesplit import identifiers
 from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule
-from edgesplit.answers.comparison import is_right
+from edgesplit.answers.comparison import predicted_label
+from edgesplit.answers.score import score
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import model_name
 from edgesplit.limits import LIMITS
@@ -30,6 +33,12 @@ from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner.bounds.binomial import lower_share
+from edgesplit_partitioner.planner.cascade_calibration import (
+    CLASS_SCORES,
+    FamilyAnswers,
+    VariantAnswers,
+    count_right,
+)
 
 UNSURE = 0.1
 """Probability with which the lower bound of an accuracy may be wrong."""
@@ -59,6 +68,9 @@ class FamilyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     samples: int
     samples_sha256: str
     """Digest of the samples and their labels."""
+    answers: FamilyAnswers | None = None
+    """What the variants answer to the samples; None in the row of the table of models, and in files of versions before
+    0.3."""
 
     def accuracy(self, variant: FamilyVariant) -> float:
         """Share of the samples that a variant answers right."""
@@ -107,19 +119,34 @@ class Families:
         ]  # fmt: skip
         _check_inputs(names, loaded)
         _check_labels(names, loaded, rules)
-        made = []
+        made, given, truth = [], dict[str, VariantAnswers](), tuple(label for _, label in samples)
         for variant, model, one, rule in zip(names, models, loaded, rules, strict=True):
             report_step(f"running {model.ref} on {len(samples)} samples")
-            answers = run_whole(one.prepared, [model_inputs(one, sample) for sample, _ in samples])
-            right = sum(is_right(rule, answer, label) for answer, (_, label) in zip(answers, samples, strict=True))
+            outputs = run_whole(one.prepared, [model_inputs(one, sample) for sample, _ in samples])
+            given[variant] = answers_of(rule, outputs)
+            right = count_right(given[variant].labels, truth)
             made.append(FamilyVariant(
                 name=variant, model=model.ref, right=right,
                 least_accuracy=lower_share(right, len(samples), UNSURE), labels=rule.labels,
             ))  # fmt: skip
         document = FamilyDocument(
-            variants=tuple(made), samples=len(samples), samples_sha256=_digest_of(samples)
+            variants=tuple(made), samples=len(samples), samples_sha256=_digest_of(samples),
+            answers=FamilyAnswers(answer=rules[0].to_text(), truth=truth, variants=given),
         )  # fmt: skip
         return self._store(model_name(name), document, models, loaded[0])
+
+    def answers(self, model: Model) -> FamilyAnswers:
+        """What the variants of a stored family answer to its samples. UsageError for a model, and for a family of a
+        version that did not keep answers."""
+        if family_of(model) is None:
+            raise UsageError(f"{model.ref} is no family: a cascade is of two variants of one (`edgectl family create`)")
+        answers = msgspec.json.decode(self._blobs.get(model.sha256), type=FamilyDocument).answers
+        if answers is None:
+            raise UsageError(
+                f"{model.ref} was made by a version that did not keep what its variants answer to the samples: create"
+                " it again with the same samples (edgectl family create)"
+            )
+        return answers
 
     def _store(self, name: str, document: FamilyDocument, models: Sequence[Model], first: LoadedModel) -> Model:
         raw = msgspec.json.encode(document)
@@ -148,7 +175,7 @@ class Families:
                 bytes=len(raw), input_text="", bindings={}, created=self._now(),
                 shown={
                     "inputs": views(graph.inputs), "outputs": views(graph.outputs), "layers": [], "input_spec": None,
-                    "family": msgspec.to_builtins(document),
+                    "family": msgspec.to_builtins(msgspec.structs.replace(document, answers=None)),
                 },
             )  # fmt: skip
             session.add(row)
@@ -176,14 +203,14 @@ def family_of(model: Model) -> FamilyDocument | None:
     return None if document is None else msgspec.convert(document, FamilyDocument)
 
 
-def families_with(session: Session, models: Sequence[Model]) -> list[str]:
-    """References of the families that have one of these models as a variant."""
+def families_with(session: Session, models: Sequence[Model]) -> list[Model]:
+    """The families that have one of these models as a variant."""
     refs = {model.ref for model in models}
     found = []
     for row in session.scalars(select(Model)):
         document = family_of(row)
         if document is not None and refs & {variant.model for variant in document.variants}:
-            found.append(row.ref)
+            found.append(row)
     return found
 
 
@@ -227,6 +254,15 @@ def classes_of(loaded: LoadedModel) -> int:
     for length in loaded.graph.tensors[loaded.graph.outputs[0]].shape:
         count *= max(1, length)
     return count
+
+
+def answers_of(rule: AnswerRule, outputs: Sequence[Tensors]) -> VariantAnswers:
+    """Labels and scores of a variant's outputs, in their order."""
+    scores: dict[str, tuple[float | None, ...]] = {
+        kind: tuple(value if math.isfinite(value) else None for value in (score(kind, rule, out) for out in outputs))
+        for kind in CLASS_SCORES
+    }
+    return VariantAnswers(labels=tuple(predicted_label(rule, out) for out in outputs), scores=scores)
 
 
 def _check_inputs(names: Sequence[str], loaded: Sequence[LoadedModel]) -> None:

@@ -142,8 +142,7 @@ class Registry:
 
     def load(self, model: Model) -> LoadedModel:
         """The parsed model, from the cache if possible. UsageError for a family, which has no file of its own."""
-        if model.shown.get("family") is not None:
-            raise UsageError(f"{model.ref} is a family: name one of its variants (edgectl family show {model.ref})")
+        refuse_family(model)
         key = _key(model)
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
@@ -254,6 +253,14 @@ def next_model_version(session: Session, name: str) -> int:
     newest = session.scalar(select(func.max(Model.version)).where(Model.name == name)) or 0
     removed = session.get(RemovedModelRow, name)
     return max(newest, removed.version if removed is not None else 0) + 1
+
+
+def refuse_family(model: Model) -> None:
+    """UsageError, which names the variants, for a family where one model is needed."""
+    family = model.shown.get("family")
+    if family is not None:
+        variants = [str(variant["model"]) for variant in family["variants"]]
+        raise UsageError(f"{model.ref} is a family: name one of its variants, {' or '.join(variants)}")
 
 
 def check_stored(session: Session, model: Model) -> None:

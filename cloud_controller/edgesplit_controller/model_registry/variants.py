@@ -22,7 +22,8 @@ from edgesplit_controller.model_registry.sample_sets import SampleSet, SampleSet
 from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.blobs import map_file
 from edgesplit_controller.storage.tables.core import Model
-from edgesplit_partitioner.compression.compress import compress, confirm
+from edgesplit_partitioner.compression.compress import compress
+from edgesplit_partitioner.compression.confirm import confirm
 from edgesplit_partitioner.compression.gate import Evidence, GateTerms, Verdict
 from edgesplit_partitioner.compression.recipe import Method, Recipe
 from edgesplit_partitioner.compression.search import LayerHarm

@@ -15,6 +15,7 @@ from edgesplit_controller.planning.planner_service import (
     PlanOptions,
     links_through,
 )
+from edgesplit_partitioner.planner.cascade_calibration import FamilyAnswers
 from edgesplit_partitioner.planner.family import FamilyResult, Variant, plan_family
 
 
@@ -27,9 +28,10 @@ class FamilyPlanning:
 
     def plan(
         self, ref: str, family: FamilyDocument, device_class: str, link: Link, options: PlanOptions,
-        gateway: GatewayHop | None = None,
+        gateway: GatewayHop | None = None, answers: FamilyAnswers | None = None,
     ) -> FamilyResult:  # fmt: skip
-        """The joint plan for one device class and its first link. UsageError for what a family cannot be asked for."""
+        """The joint plan for one device class and its first link. `answers` are needed where the options ask for a
+        cascade. UsageError for what a family cannot be asked for."""
         if options.partition != "auto" or options.offload:
             raise UsageError(
                 f"{ref} is a family: its cut is not forced, and no third-party server runs its remote halves"
@@ -45,5 +47,5 @@ class FamilyPlanning:
         ]  # fmt: skip
         return plan_family(
             ref, variants, links_through(link, gateway), objective=options.family_objective, limits=options.limits,
-            codecs=options.codecs, least_accuracy=options.least_accuracy,
+            codecs=options.codecs, least_accuracy=options.least_accuracy, cascade=options.cascade, answers=answers,
         )  # fmt: skip

@@ -39,6 +39,7 @@ from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_serva
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, with_measurements
 from edgesplit_partitioner.costs.model import TensorCost
 from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
+from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
 from edgesplit_partitioner.planner.changed_answers import check_samples
 from edgesplit_partitioner.planner.planner import tensors_to_confirm
 from edgesplit_partitioner.profiling.codecs import (
@@ -98,6 +99,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One of the planner's objectives, or a weight for each of several. Empty: `latency`, of a family `accuracy`."""
     least_accuracy: float = 0.0
     """Of a family: no request is answered by a variant of less accuracy, 0 to 1."""
+    cascade: CascadeRequest | None = None
+    """Of a family: a fast variant answers where it is sure, and a more accurate one is asked otherwise."""
     encrypt: bool = False
     """The release's slices are encrypted; the planner does not use this."""
     offload: str = ""
@@ -148,6 +151,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             "objective": self.model_objective, "encrypt": self.encrypt,
             **({"offload": self.offload} if self.offload else {}), **({"answer": self.answer} if self.answer else {}),
             **({"least_accuracy": self.least_accuracy} if self.least_accuracy else {}),
+            **({"cascade": msgspec.to_builtins(self.cascade)} if self.cascade is not None else {}),
         }  # fmt: skip
 
 
@@ -671,6 +675,12 @@ def measured_basis(load: MachineLoad | None) -> str:
     """Text for `Costs.basis` of seconds that were measured on this machine."""
     busy = load is not None and load.is_busy
     return "measured: on this machine" + (f", which was busy ({load}): measured again when it is quiet" if busy else "")
+
+
+def check_for_model(ref: str, options: PlanOptions) -> None:
+    """UsageError where the options ask for what only a family has."""
+    if options.cascade is not None:
+        raise UsageError(f"{ref} is no family: a cascade is of two variants of one (`edgectl family create`)")
 
 
 def answer_rule_of(text: str, outputs: Sequence[TensorSpec]) -> AnswerRule:

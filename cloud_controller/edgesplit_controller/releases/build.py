@@ -41,11 +41,17 @@ from edgesplit.release_store import stored_releases, write_release
 from edgesplit.trust.verification import PLANNER
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.job_progress import report_step
-from edgesplit_controller.model_registry.families import FamilyDocument, family_of
+from edgesplit_controller.model_registry.families import Families, FamilyDocument, family_of
 from edgesplit_controller.model_registry.golden import MOST_JUDGED, GoldenPair, golden_pairs, judged_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.planning.family_planning import FamilyPlanning
-from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
+from edgesplit_controller.planning.planner_service import (
+    GatewayHop,
+    PlanningService,
+    PlanOptions,
+    check_for_model,
+    device_profile,
+)
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.releases.family_build import build_family
 from edgesplit_controller.releases.permitted_devices import PermittedDevices
@@ -98,7 +104,13 @@ class ReleaseBuilder:
         stored, but the release is not published yet. UsageError if there is no release to recut.
         """
         if (family := family_of(model)) is not None:
+            if judged:
+                raise UsageError(
+                    f"{model.ref} is a family, whose answers are of several models: gates of accuracy and agreement"
+                    " judge one. Deploy it with `--least-accuracy`"
+                )
             return self._prepare_family(model, family, links, options, recut, gateways or {})
+        check_for_model(model.ref, options)
         base = self._newest_base(model) if recut else None
         if recut and base is None:
             raise UsageError(
@@ -182,8 +194,12 @@ class ReleaseBuilder:
         if recut:
             raise UsageError(f"{model.ref} is a family: its releases are signed with the release key, not recut")
         planning = FamilyPlanning(self._planning, self._registry)
+        families = Families(self._database, self._blobs, self._registry, now=self._now)
+        answers = families.answers(model) if options.cascade is not None else None
         planned = {
-            device_class: planning.plan(model.ref, family, device_class, link, options, gateways.get(device_class))
+            device_class: planning.plan(
+                model.ref, family, device_class, link, options, gateways.get(device_class), answers
+            )
             for device_class, link in links.items()
         }  # fmt: skip
         built = build_family(model, family, self._registry, planned)

@@ -55,6 +55,7 @@ class Exporter:
         JSON: its name, or why it cannot be exported."""
         digest = self._digest(reference)
         manifest = self._releasing.manifest(digest)
+        _refuse_family(manifest)
         rows = [
             {
                 "device_class": device_class, "row": row.name, "split_after": row.split_after,
@@ -71,6 +72,7 @@ class Exporter:
         `decrypt`."""
         digest = self._digest(reference)
         manifest = self._releasing.manifest(digest)
+        _refuse_family(manifest)
         row = _row(_plan(manifest, device_class), row_name)
         check_exportable(manifest, row)
         if manifest.is_encrypted and not decrypt:
@@ -112,6 +114,16 @@ class Exporter:
         if digest is None:
             raise NotFound(f"{model.ref} was never released: `edgectl deploy {model.name}` does that")
         return str(digest)
+
+
+def _refuse_family(manifest: Manifest) -> None:
+    """UsageError for a family: its devices ask edgesplit's own server, so no other one would ever be asked."""
+    if manifest.family:
+        models = " or ".join(variant.model for variant in manifest.family)
+        raise UsageError(
+            f"{manifest.model} is a family, whose remote halves only edgesplit's own server runs: deploy {models} with"
+            " `--offload URL`, and export that"
+        )
 
 
 def _half_view(manifest: Manifest, row: Row) -> dict[str, Any]:

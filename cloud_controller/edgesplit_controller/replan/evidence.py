@@ -175,7 +175,7 @@ def estimate(
             SliceMeasurement(_layers_of(rows[name].remote, layers), seconds) for name, seconds in remote.items()
         ),
         sent=tuple(
-            TransferMeasurement(rows[name].sends, rows[name].codecs, rows[name].compress, weight)
+            TransferMeasurement(rows[name].sends, rows[name].codecs, rows[name].compress, weight, name)
             for name, weight in sent.items()
         ),
         fixed_s=min(LONGEST_TRIP_S, max(0.0, robust_median(fixed, 0.0))),

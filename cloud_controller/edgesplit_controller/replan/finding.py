@@ -103,13 +103,11 @@ def _server_pairs(
         row = next((row for row in plan.rows if remote_layers[row.name] == group.layers), None)
         if row is not None:
             pairs.append((f"server {row.name}", "s", row.remote_s, group.seconds))
-    for sent in seen.sent:
-        matching = (
-            row
-            for row in plan.rows
-            if (row.sends, row.codecs, row.compress) == (sent.tensors, sent.codecs, sent.compress)
-        )
-        pairs += [(f"sent by {row.name}", "bytes", float(row.up_bytes), sent.bytes) for row in matching]
+    planned_bytes = {row.name: float(row.up_bytes) for row in plan.rows}
+    pairs += [
+        (f"sent by {sent.row}", "bytes", planned_bytes[sent.row], sent.bytes)
+        for sent in seen.sent if sent.row in planned_bytes
+    ]  # fmt: skip
     return [*pairs, ("server overhead beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else pairs
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Plan
 from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
+from edgesplit_controller.model_registry.families import families_with, family_of
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.replan.decide import LEAST_OBSERVATIONS, compare_tables, missing_evidence
@@ -21,6 +22,7 @@ from edgesplit_controller.replan.finding import Finding, Unit, UnitDevice
 from edgesplit_controller.replan.history import TelemetryHistory
 from edgesplit_controller.replan.policy import Policies, Policy, effective_policy
 from edgesplit_controller.replan.pricing import price_in_use, price_new
+from edgesplit_controller.replan.variant_in_use import PlanInUse, plan_in_use, variant_of
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Desired, Device, Model, ReleaseRow
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
@@ -33,6 +35,8 @@ FIRST_WORK_S = 60.0
 """Seconds of work after which a device's measured times replace predicted ones."""
 MEASURED_S = 86_400.0
 """Age in seconds up to which a device's measurements are used by `costs_measured_on` and `times_at_work`."""
+FAMILY_NOTE = "a family: its table, signed with the release key, is made by these times by `edgectl deploy {}`"
+"""Why no other table is proposed for a family."""
 
 
 class PlanInspector:
@@ -85,6 +89,8 @@ class PlanInspector:
         measured, unit = finding.measured, finding.unit
         if finding.note or measured is None:
             return finding
+        if family_of(unit.model) is not None:
+            return replace(finding, note=FAMILY_NOTE.format(unit.model.name))
         try:
             options, gateway = self.plan_options(unit), self.gateways_by_class(unit).get(unit.device_class)
             result = self._planning.plan(
@@ -98,36 +104,56 @@ class PlanInspector:
         return replace(finding, verdict=verdict, table=table)
 
     def times_at_work(self, model: Model, device_class: str) -> FieldMeasurements | None:
-        """What devices of the class measured in the last day of the release of the model that most of them run; None
-        before one of them has worked for a minute. Emulated and simulated devices do not count."""
+        """What devices of the class measured in the last day of the release that most of them run, of the model or of a
+        family with it; None before one of them has worked for a minute. Emulated and simulated devices do not count."""
         query = (
             select(Desired.release, Device.name)
             .join(Device, Device.name == Desired.device)
             .join(ReleaseRow, ReleaseRow.digest == Desired.release)
-            .where(ReleaseRow.model_id == model.id, Device.device_class == device_class, Device.revoked.is_(None))
+            .where(Device.device_class == device_class, Device.revoked.is_(None))
         )
         with self._database.read() as session:
+            ids = [model.id, *(family.id for family in families_with(session, [model]))]
             names_by_release: dict[str, list[str]] = {}
-            for release, name in session.execute(query):
+            for release, name in session.execute(query.where(ReleaseRow.model_id.in_(ids))):
                 names_by_release.setdefault(release, []).append(name)
+            models = {
+                release: session.get_one(Model, session.get_one(ReleaseRow, release).model_id)
+                for release in names_by_release
+            }
+        names_by_release = {
+            release: names for release, names in names_by_release.items()
+            if self._in_use(release, device_class, model) is not None
+        }  # fmt: skip
         if not names_by_release:
             return None
         release, names = max(names_by_release.items(), key=lambda entry: len(entry[1]))
         sample = random.sample(sorted(names), min(MOST_DEVICES_AT_WORK, len(names)))
-        unit = Unit(model, release, device_class, Policy(), tuple(UnitDevice(name, "") for name in sample))
-        plan = self.plan(unit)
-        found = [self.measurements_of_device(unit, name, plan) for name in sample] if plan is not None else []
+        unit = Unit(models[release], release, device_class, Policy(), tuple(UnitDevice(name, "") for name in sample))
+        in_use = self._in_use(release, device_class, model)
+        assert in_use is not None
+        found = [self.measurements_of_device(unit, name, in_use.plan) for name in sample]
         worked = [
             device
             for device in found
-            if device is not None and device.kind == "measured" and device.slice_s and device.span_s >= FIRST_WORK_S
-        ]
-        if plan is None or not worked:
+            if device is not None and device.kind == "measured" and device.span_s >= FIRST_WORK_S
+            and in_use.plan.slice_s.keys() & device.slice_s.keys()
+        ]  # fmt: skip
+        if not worked:
             return None
         # The device's seconds alone: link, server and sizes of a plan are what the operator asks to plan for.
-        return FieldMeasurements(
-            link=plan.link, device=estimate(worked, plan, self.layers(unit)).device, devices=len(worked)
-        )
+        measured = estimate(worked, in_use.plan, in_use.layers).device
+        return FieldMeasurements(link=in_use.plan.link, device=measured, devices=len(worked))
+
+    def plan_of(self, unit: Unit, model: Model) -> PlanInUse | None:
+        """The part of the unit's plan that is the model's: all of it, or of a family that of one variant. None where
+        the model is no part of it."""
+        return self._in_use(unit.release, unit.device_class, model)
+
+    def _in_use(self, release: str, device_class: str, model: Model) -> PlanInUse | None:
+        manifest = self._releasing.find(release)
+        variant = None if manifest is None else variant_of(manifest, model.ref)
+        return None if manifest is None or variant is None else plan_in_use(manifest, device_class, variant)
 
     def measurements_of_device(self, unit: Unit, device: str, plan: Plan) -> DeviceMeasurements | None:
         """What one device measured of its release in the last day; None if there is nothing."""

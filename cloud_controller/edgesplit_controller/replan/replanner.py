@@ -20,7 +20,7 @@ from edgesplit.errors import EdgeError, InfeasibleLimits, ModelRefused, UsageErr
 from edgesplit_controller.caller import current_operator
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.fleet.gateways import Gateways
-from edgesplit_controller.model_registry.registry import Registry
+from edgesplit_controller.model_registry.registry import Registry, refuse_family
 from edgesplit_controller.planning.planner_service import PlanningService
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.replan import finding as findings
@@ -35,7 +35,7 @@ from edgesplit_controller.replan.proposals import Proposals
 from edgesplit_controller.rollout.engine import CreatedRollout, RolloutSpec
 from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.tables.core import Device, Model
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.storage.tables.replan import ProposalRow
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, is_within_noise, with_measurements
 
@@ -92,19 +92,23 @@ class Replanner:
 
     def costs_measured_on(self, reference: str, device: Device) -> dict[str, Any]:
         """Heavy (run in the job queue). A costs file of a model with the seconds this device measured in use during the
-        last day, and the server's. UsageError if it has reported too little."""
+        last day, and the server's; it may run the model as a variant of a family. UsageError if it has reported too
+        little."""
         model = self._registry.get(reference)
-        unit = next(
-            (candidate for candidate in self.inspector.units(forced=True) if _is_run_by(candidate, model, device)), None
-        )
-        plan = self.inspector.plan(unit) if unit is not None else None
-        if unit is None or plan is None:
+        refuse_family(model)
+        unit, in_use = next(
+            (
+                (unit, in_use) for unit in self.inspector.units(forced=True)
+                if device.name in unit.names and (in_use := self.inspector.plan_of(unit, model)) is not None
+            ), (None, None),
+        )  # fmt: skip
+        if unit is None or in_use is None:
             raise UsageError(
                 f"{device.name} is not assigned {model.ref}: `edgectl deploy {model.name} --to {device.name}`"
             )
+        plan, layers = in_use.plan, in_use.layers
         measurements = self.inspector.measurements_of_device(unit, device.name, plan)
-        layers = self.inspector.layers(unit)
-        if measurements is None or not measurements.slice_s:
+        if measurements is None or not measurements.slice_s.keys() & layers.keys():
             raise UsageError(
                 f"{device.name} has not reported yet how long {model.ref} takes there: it does once each slice"
                 " has run five"
@@ -264,10 +268,6 @@ def cool_down_after_s(state: str, doubt: ConfidencePolicy) -> float:
         proposals.APPLIED: 1.0,
     }
     return cool_downs.get(state, 0.0) * doubt.cool_down_s
-
-
-def _is_run_by(unit: Unit, model: Model, device: Device) -> bool:
-    return unit.model.ref == model.ref and device.name in unit.names
 
 
 def _is_of(row: ProposalRow, unit: Unit) -> bool:

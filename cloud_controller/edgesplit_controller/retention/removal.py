@@ -50,8 +50,8 @@ class Removal:
             models = _models(session, wanted)
             if families := families_with(session, models):
                 raise Conflict(
-                    f"model {wanted} is a variant of {', '.join(families)}: remove the family first"
-                    f" (edgectl family remove {families[0]})"
+                    f"model {wanted} is a variant of {', '.join(family.ref for family in families)}: remove the family"
+                    f" first (edgectl family remove {families[0].ref})"
                 )
             releases = _releases_of(session, models)
             _refuse_used(session, f"model {wanted}", releases)

@@ -1,13 +1,14 @@
 """Health gates of a release: bounds, the evidence from a device, and the verdict (pure functions).
 
     p95<150ms   errors<1%   fallbacks<10%   memory<400MB   celsius<80   joules<0.5   drift<1%
-    accuracy>97%   agreement>99%
+    accuracy>97%   agreement>99%   changed<2%
 
 Golden pairs are a gate that always applies. Accuracy and agreement are shares of golden inputs whose answer is known:
 by a label, or as the base of a variant (of other models, the whole model) gives it. Rates and times are judged once
 enough requests were answered; a rate that is certain to exceed its bound, however many good answers follow, fails at
-once. When the time for judging is over, the evidence so far decides, and a gate without evidence passes on that device
-and is reported (`Verdict.unjudged`). A stage in which no device could judge a gate is stopped by the rollout.
+once. Changed answers are judged by audits (`audits`), those of all devices of the rollout together. When the time for
+judging is over, the evidence so far decides, and a gate without evidence passes on that device and is reported
+(`Verdict.unjudged`). A stage in which no device could judge a gate is stopped by the rollout.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.quantities import ABOVE_ZERO, DURATION, ENERGY, PERCENTAGE, SIZE, Quantity
+from edgesplit_controller.rollout.audits import AuditCounts, audits_needed, is_exceeded
 
-Subject = Literal["p95", "errors", "fallbacks", "memory", "celsius", "joules", "drift", "accuracy", "agreement"]
+Subject = Literal[
+    "p95", "errors", "fallbacks", "memory", "celsius", "joules", "drift", "accuracy", "agreement", "changed"
+]
 MOST_GATES = 16
 MOST_SHARE = 0.9999
 """Largest bound of a gate of answers: what must exceed all of them cannot be kept."""
@@ -32,12 +36,13 @@ QUANTITIES: Mapping[Subject, Quantity] = {
     "p95": DURATION, "errors": PERCENTAGE, "fallbacks": PERCENTAGE, "memory": replace(SIZE, synonyms={}),
     "celsius": Quantity("temperature", {"C": 1.0}, "80 or 80C", {"": 1.0}),
     "joules": replace(ENERGY, synonyms={"": 1.0}), "drift": PERCENTAGE, "accuracy": PERCENTAGE, "agreement": PERCENTAGE,
+    "changed": PERCENTAGE,
 }  # fmt: skip
 """The quantity that each subject is bounded by. A size needs its unit: memory<400 is more likely 400 MB than bytes."""
 EXAMPLES: Mapping[Subject, str] = {
     "p95": "p95<150ms", "errors": "errors<1%", "fallbacks": "fallbacks<10%", "memory": "memory<400MB",
     "celsius": "celsius<80", "joules": "joules<0.5", "drift": "drift<1%",
-    "accuracy": "accuracy>97%", "agreement": "agreement>99%",
+    "accuracy": "accuracy>97%", "agreement": "agreement>99%", "changed": "changed<2%",
 }  # fmt: skip
 OF_ANSWERS: frozenset[Subject] = frozenset({"accuracy", "agreement"})
 """Gates that a share of golden answers must exceed: what is compared is the share that is missing from all."""
@@ -90,6 +95,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Share of answers to golden inputs that differ from those of the model that it stands in for."""
     golden_ok: bool | None = None
     """Whether the golden inputs gave the expected outputs."""
+    audits: tuple[AuditCounts, ...] = ()
+    """Audited answers of the cascade, and of still frames, on all devices of the rollout."""
     active_s: float | None = None
     """Seconds for which the release has run."""
 
@@ -115,7 +122,7 @@ def parse_gate(text: str) -> Gate:
     gate_subject: Subject = known[0]
     try:
         is_share = gate_subject in OF_ANSWERS
-        most = MOST_SHARE if is_share else sys.float_info.max
+        most = MOST_SHARE if is_share or gate_subject == "changed" else sys.float_info.max
         is_written = match[2] == (">" if is_share else "<")
         value = QUANTITIES[gate_subject].parse(match[3] if is_written else "", least=ABOVE_ZERO, most=most)
     except UsageError as error:
@@ -139,6 +146,11 @@ def gates_of_answers(gates: Gates) -> frozenset[Subject]:
     return OF_ANSWERS.intersection(gate.subject for gate in gates.gates)
 
 
+def gate_of_audits(gates: Gates) -> Gate | None:
+    """The gate that audits of changed answers decide; None where there is none."""
+    return next((gate for gate in gates.gates if gate.subject == "changed"), None)
+
+
 def judge(gates: Gates, evidence: Evidence) -> Verdict:
     """Judge a release on a device: a certain failure fails at once; it passes with enough evidence; otherwise it
     waits."""
@@ -146,20 +158,35 @@ def judge(gates: Gates, evidence: Evidence) -> Verdict:
         return Verdict("fail", "its results for the golden inputs are not the expected ones", GOLDEN)
     exceeded = next((gate for gate in gates.gates if _is_over(gate, gates, evidence)), None)
     if exceeded is not None:
-        return Verdict(
-            "fail",
-            f"{exceeded.text}: it is {format_value(exceeded, _certain_value(exceeded, gates, evidence))}",
-            exceeded.text,
-        )
+        return Verdict("fail", f"{exceeded.text}: it is {_value_text(exceeded, gates, evidence)}", exceeded.text)
     unjudged = tuple(gate.text for gate in gates.gates if _measured_value(gate.subject, evidence) is None)
     enough = _total_requests(evidence) >= gates.requests or not _needs_requests(gates)
-    if (evidence.active_s or 0.0) >= gates.seconds or (enough and not unjudged):
+    few_audits = _few_audits(gates, evidence)
+    if (evidence.active_s or 0.0) >= gates.seconds or (enough and not unjudged and not few_audits):
         return Verdict("pass", unjudged=unjudged)
     left_s = gates.seconds - (evidence.active_s or 0.0)
-    missing = (
-        f"{_total_requests(evidence)} of {gates.requests} requests" if not enough else f"for {', '.join(unjudged)}"
-    )
+    missing = f"for {', '.join(unjudged)}" if unjudged else few_audits
+    if not enough:
+        missing = f"{_total_requests(evidence)} of {gates.requests} requests"
     return Verdict("wait", f"{missing}, {left_s:.0f} s left")
+
+
+def _few_audits(gates: Gates, evidence: Evidence) -> str:
+    """How many audits there are of those that are needed, in words; empty if they suffice."""
+    gate = gate_of_audits(gates)
+    audited = min((counts.audited for counts in evidence.audits), default=0)
+    if gate is None or audited >= audits_needed(gate.below):
+        return ""
+    return f"{audited} of {audits_needed(gate.below)} audits for {gate.text}"
+
+
+def _value_text(gate: Gate, gates: Gates, evidence: Evidence) -> str:
+    """The value that exceeds a gate, for people."""
+    if gate.subject != "changed":
+        return format_value(gate, _certain_value(gate, gates, evidence))
+    counts = next(counts for counts in evidence.audits if is_exceeded(counts, gate.below))
+    share = format_value(gate, counts.changed / counts.audited)
+    return f"{share}: {counts.changed} of {counts.audited} audited answers differ"
 
 
 def format_value(gate: Gate, value: float | None) -> str:
@@ -186,6 +213,8 @@ def _needs_requests(gates: Gates) -> bool:
 
 
 def _is_over(gate: Gate, gates: Gates, evidence: Evidence) -> bool:
+    if gate.subject == "changed":
+        return any(is_exceeded(counts, gate.below) for counts in evidence.audits)
     value = _certain_value(gate, gates, evidence)
     return value is not None and value >= gate.below
 
@@ -215,6 +244,8 @@ def _measured_value(subject: Subject, evidence: Evidence) -> float | None:
         return count / asked if asked and count is not None else None
     if subject in ("p95", "joules") and not evidence.requests:
         return None
+    if subject == "changed":
+        return max((counts.changed / counts.audited for counts in evidence.audits), default=None)
     known: Mapping[str, float | None] = {
         "p95": evidence.latency_p95_s, "memory": evidence.memory_bytes, "celsius": evidence.celsius,
         "joules": evidence.joules, "drift": evidence.drift, "accuracy": evidence.inaccuracy,

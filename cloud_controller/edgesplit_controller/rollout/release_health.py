@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgesplit.release.agent_release import AGENT_MODEL
-from edgesplit_controller.rollout.gates import Evidence
+from edgesplit_controller.fleet.audits import AnswerAudits, sums_of
+from edgesplit_controller.rollout.audits import pooled_by_kind
+from edgesplit_controller.rollout.gates import Evidence, gate_of_audits
 from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.storage.database import batched
 from edgesplit_controller.storage.tables.device_state import RunningRow
+from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow
 
 
 def evidence_by_device(session: Session, devices: Collection[str], model: str, release: str) -> dict[str, Evidence]:
@@ -32,7 +36,22 @@ def evidence_of_members(session: Session, rollout: Rollout, members: Collection[
     """Evidence on a rollout's release, by device. The `EvidenceSource` of the rollout engine."""
     if rollout.model == AGENT_MODEL:
         return _evidence_of_agents(session, rollout.release, members)
-    return evidence_by_device(session, [member.name for member in members], rollout.model, rollout.release)
+    evidences = evidence_by_device(session, [member.name for member in members], rollout.model, rollout.release)
+    if gate_of_audits(rollout.terms.gates) is None:
+        return evidences
+    audits = pooled_by_kind(_audits_of_rollout(session, rollout))
+    return {name: replace(evidence, audits=audits) for name, evidence in evidences.items()}
+
+
+def _audits_of_rollout(session: Session, rollout: Rollout) -> list[AnswerAudits]:
+    """What each device of a rollout counted of its release."""
+    query = (
+        select(RunningRow.audits)
+        .join(RolloutDeviceRow, RolloutDeviceRow.device == RunningRow.device)
+        .where(RolloutDeviceRow.rollout == rollout.id, RunningRow.model == rollout.model)
+    )
+    found = (sums_of(stored, rollout.release) for stored in session.scalars(query))
+    return [sums for sums in found if sums is not None]
 
 
 def _evidence_of_agents(session: Session, release: str, members: Collection[Member]) -> dict[str, Evidence]:

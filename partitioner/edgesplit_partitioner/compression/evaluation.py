@@ -13,11 +13,12 @@ from typing import Final, Self
 import msgspec
 
 from edgesplit.answers.answer_rule import AnswerRule
-from edgesplit.errors import ModelRefused
+from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor
 from edgesplit_partitioner.compression.evaluation_child import EvaluationJob, EvaluationResult, Outcome
+from edgesplit_partitioner.compression.gate import Evidence, weigh
 from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks, whole_model_slice
 from edgesplit_partitioner.profiling.layers import Sample, feeds_for, write_sample
 from edgesplit_partitioner.sandbox.child_process import ChildProcess
@@ -40,6 +41,17 @@ class StoredSamples(msgspec.Struct, frozen=True):
         """SHA-256 of the samples with these numbers, in any order, with their labels."""
         lines = sorted(f"{self.digests[number]} {self.labels[number] if self.labels else ''}" for number in numbers)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def check_labels(samples: Sequence[Sample], labels: Sequence[int | None]) -> None:
+    """UsageError where there are labels, but not one for each sample."""
+    if labels and len(labels) != len(samples):
+        raise UsageError(f"{len(labels)} labels for {len(samples)} samples")
+
+
+def are_labelled(labels: Sequence[int | None], rule: AnswerRule) -> bool:
+    """Whether accuracy can be measured: every sample has a label, and the answer is a class."""
+    return bool(labels) and None not in labels and rule.kind == "class"
 
 
 def store_samples(
@@ -74,9 +86,16 @@ class Evaluator:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._child.stop()
 
-    def base_right(self, number: int) -> bool | None:
-        """Whether the base's answer to this sample is its label; None without one."""
-        return self._base_right[number]
+    def evidence(self, numbers: Sequence[int], outcomes: Sequence[Outcome], delta: float) -> Evidence:
+        """The evidence in a variant's outcomes on the samples with these numbers."""
+        labelled = bool(self._samples.labels)
+        return weigh(
+            [outcome.differs for outcome in outcomes],
+            [bool(self._base_right[number]) for number in numbers] if labelled else (),
+            [bool(outcome.right) for outcome in outcomes] if labelled else (),
+            delta=delta,
+            samples_digest=self._samples.digest(numbers),
+        )
 
     def outcomes_of_file(self, file: Path, numbers: Sequence[int]) -> EvaluationResult:
         """A variant as a file with the base's inputs and outputs, on the samples with these numbers. ModelRefused where

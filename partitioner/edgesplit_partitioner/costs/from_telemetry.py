@@ -42,6 +42,8 @@ class TransferMeasurement(msgspec.Struct, frozen=True, array_like=True):
     compress: bool
     """Whether the body was compressed with zstd."""
     bytes: Annotated[float, Meta(ge=0)]
+    row: str = ""
+    """The row in use, by its name in the plan in use."""
 
 
 class FieldMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

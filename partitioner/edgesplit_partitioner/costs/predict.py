@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from edgesplit.device_profile import DeviceProfile, Interval
+from edgesplit.device_profile import DeviceProfile, Figure, Interval
 from edgesplit_partitioner.costs.fused_operators import separate_by_layer
 from edgesplit_partitioner.costs.regression import predictors_by_family
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork
@@ -250,12 +250,17 @@ def arithmetic_s(work: OperatorWork, profile: DeviceProfile) -> float:
     if work.operator == "input":
         return work.flops / rates.jpeg_pixels_per_s.value
     if work.operator == "conv":
-        return work.flops * factor / rates.dense_conv_flops_per_s.value
+        return work.flops * factor / _rate(work, rates.dense_conv_flops_per_s, rates.dense_conv_int8_flops_per_s)
     if work.operator == "depthwise":
-        return work.flops / rates.depthwise_flops_per_s.value
+        return work.flops / _rate(work, rates.depthwise_flops_per_s, rates.depthwise_int8_flops_per_s)
     if work.operator == "gemm":
-        return work.flops * factor / rates.gemm_flops_per_s.value
+        return work.flops * factor / _rate(work, rates.gemm_flops_per_s, rates.gemm_int8_flops_per_s)
     return work.flops / rates.elementwise_per_s.value
+
+
+def _rate(work: OperatorWork, in_float: Figure, in_int8: Figure | None) -> float:
+    """The rate of a class of operators by what this one multiplies."""
+    return in_int8.value if work.is_int8 and in_int8 is not None else in_float.value
 
 
 def memory_s(work: OperatorWork, profile: DeviceProfile) -> float:

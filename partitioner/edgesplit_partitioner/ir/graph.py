@@ -27,6 +27,8 @@ class OperatorWork:
     """Operator family whose fit predicts its time (`onnx_format.operator_features`); empty where no family is known."""
     sizes: tuple[float, ...] = field(default=(), compare=False)
     """Feature values of the family's fit, in the family's order."""
+    is_int8: bool = field(default=False, compare=False)
+    """Whether a convolution or product multiplies 8-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ work into seconds on a device. An open length counts as nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import onnx
@@ -55,16 +56,23 @@ INDEXING_OPERATORS = frozenset(
 CONVOLUTION_WEIGHTS: Mapping[str, int] = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Position of the weights among the inputs, by operator."""
 PRODUCT_FACTORS: Mapping[str, int] = {
-    **dict.fromkeys(("Gemm", "FusedGemm", "MatMul", "FusedMatMul", "MatMulInteger", "DynamicQuantizeMatMul"), 1),
+    **dict.fromkeys(("Gemm", "FusedGemm", "MatMul", "FusedMatMul"), 1),
+    **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), 1),
     **dict.fromkeys(("QLinearMatMul", "QGemm"), 3),
 }
 """Position of the second factor among the inputs, by operator."""
 RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
+INTEGER_PRODUCTS = frozenset(
+    {"ConvInteger", "QLinearConv", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul"}
+    | {"QGemm", "DynamicQuantizeLSTM"}
+)
+"""Operators that multiply 8-bit integers."""
 
 
 def work_of(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
     """The work of `node`."""
-    return with_features(_work(node, lookup), node, lookup)
+    work = with_features(_work(node, lookup), node, lookup)
+    return replace(work, is_int8=True) if node.op_type in INTEGER_PRODUCTS else work
 
 
 def input_work(spec: InputSpec) -> OperatorWork:

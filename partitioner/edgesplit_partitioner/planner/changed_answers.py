@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from edgesplit.cascade import ChangedShare
 from edgesplit.errors import UsageError
-from edgesplit.plan import ChangedShare, Row
+from edgesplit.plan import Row
 from edgesplit.release import boundary_codecs
 from edgesplit_partitioner.bounds.binomial import trials_needed, upper_share
 from edgesplit_partitioner.costs.model import ChangeCounts, CodecCost, Costs, TensorCost

@@ -27,8 +27,10 @@ from edgesplit.variant_choice import ACCURACY
 from edgesplit_partitioner.arrays import TIE
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation.constraints import Limits, parse_limits
-from edgesplit_partitioner.formulation.objectives import LATENCY
+from edgesplit_partitioner.formulation.objectives import LATENCY, parse_objective
 from edgesplit_partitioner.formulation.tiers import Links, parse_links
+from edgesplit_partitioner.planner.cascade import FamilyChoices, PlannedCascade, PlannedLinks, choose_cascade
+from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers
 from edgesplit_partitioner.planner.family_rows import undominated, variant_row
 from edgesplit_partitioner.planner.planner import PlanResult, plan
 from edgesplit_partitioner.planner.search import power_of
@@ -84,9 +86,11 @@ class FamilyResult:
 
     name: str
     variants: Mapping[str, Variant]
-    """Above the floor, by name."""
+    """By name; those below the floor too where a cascade is asked for."""
     plans: Mapping[str, PlanResult]
-    """By variant; without those that no cut within the limits exists for."""
+    """By variant above the floor; without those that no cut within the limits exists for."""
+    weaker: Mapping[str, PlanResult]
+    """By variant below the floor that fits beside the others: it may be the first of a cascade."""
     left_out: Mapping[str, str]
     """Variants without a plan or below the floor, with the reason."""
     objective: str
@@ -95,6 +99,40 @@ class FamilyResult:
     """0: none."""
     fallback: Fallback
     power: Power | None
+    cascade_request: CascadeRequest | None = None
+    answers: FamilyAnswers | None = field(default=None, repr=False)
+
+    @cached_property
+    def cascade(self) -> PlannedCascade | None:
+        """The cascade that was asked for; None where none was. InfeasibleLimits where none keeps the promise, the
+        deadline and the floor; UsageError where this family cannot have one."""
+        if self.cascade_request is None:
+            return None
+        if self.answers is None:
+            raise UsageError(f"family {self.name}: a cascade needs the variants' answers to labelled samples")
+        return choose_cascade(self._choices, self.answers, self.cascade_request)
+
+    @property
+    def _choices(self) -> FamilyChoices:
+        """What a cascade is chosen from."""
+        planned = {**self.plans, **self.weaker}
+        local = {name: self._named_rows(name, result, local=True) for name, result in planned.items()}
+        every = {name: self._named_rows(name, result) for name, result in self.plans.items()}
+        some = next(iter(self.plans.values()))
+        alone = next(row for row in every[self.best.variant] if row.name == self.best.row)
+        is_accuracy = self.objective == ACCURACY
+        return FamilyChoices(
+            name=self.name, firsts={name: rows[0] for name, rows in local.items() if rows}, seconds=every,
+            left_out=self.left_out, accuracies={name: variant.accuracy for name, variant in self.variants.items()},
+            links=PlannedLinks(some.links, some.tier_links),
+            objective=parse_objective(LATENCY) if is_accuracy else some.parsed_objective, by_accuracy=is_accuracy,
+            power=self.power, deadline_s=self.deadline_s, least_accuracy=self.least_accuracy, alone=alone,
+        )  # fmt: skip
+
+    def _named_rows(self, name: str, result: PlanResult, *, local: bool = False) -> tuple[Row, ...]:
+        """A variant's rows as the family's table names them; with `local` only the one on the device alone."""
+        rows = (row for row in result.table.rows if row.is_local or not local)
+        return tuple(variant_row(row, name, self.variants[name].accuracy) for row in rows)
 
     @cached_property
     def frontier(self) -> tuple[FrontierPoint, ...]:
@@ -159,25 +197,30 @@ class FamilyResult:
     @cached_property
     def table(self) -> plan_table.Plan:
         """One switching table over all variants, the most accurate first, its names prefixed by theirs."""
-        ordered = sorted(self.plans, key=lambda name: -self.variants[name].accuracy)
-        tables = {name: self.plans[name].table for name in ordered}
-        rows = undominated([
-            variant_row(row, name, self.variants[name].accuracy) for name in ordered for row in tables[name].rows
-        ])  # fmt: skip
-        first = tables[ordered[0]]
-        private = tuple(dict.fromkeys(tensor for table in tables.values() for tensor in table.private_tensors))
+        cascade = self.cascade.cascade if self.cascade is not None else None
+        # A cascade needs rows that nothing else might choose: the first one's local row, and all of the second's.
+        first, second = (cascade.first, cascade.second) if cascade is not None else ("", "")
+        planned = {**self.plans, **({first: self.weaker[first]} if first in self.weaker else {})}
+        ordered = sorted(planned, key=lambda name: -self.variants[name].accuracy)
+        tables = {name: planned[name].table for name in ordered}
+        rows = undominated(
+            [row for name in ordered for row in self._named_rows(name, planned[name], local=name in self.weaker)],
+            needed=lambda row: row.variant == second or (row.variant == first and row.is_local),
+        )
+        table = tables[ordered[0]]
+        private = tuple(dict.fromkeys(tensor for one in tables.values() for tensor in one.private_tensors))
         _check_private(rows, private)
         used = {row.variant for row in rows}
         return msgspec.structs.replace(
-            first, model=self.name, rows=rows, objective=self.objective, private_tensors=private,
+            table, model=self.name, rows=rows, objective=self.objective, private_tensors=private,
             fallback=self.fallback if any(row.is_local for row in rows) else "none",
             required_local_layers=tuple(
                 variant_name(name, layer)
                 for name in ordered if name in used for layer in tables[name].required_local_layers
             ),
-            basis=next((table.basis for table in tables.values() if table.basis != "measured"), first.basis),
+            basis=next((one.basis for one in tables.values() if one.basis != "measured"), table.basis),
             power=self.power, regret=0.0 if math.isnan(self.regret) else self.regret,
-            least_accuracy=self.least_accuracy, deadline_s=self.deadline_s,
+            least_accuracy=self.least_accuracy, deadline_s=self.deadline_s, cascade=cascade,
         )  # fmt: skip
 
     def to_builtins(self) -> dict[str, Any]:
@@ -187,7 +230,7 @@ class FamilyResult:
             "deadline_s": self.deadline_s or None, "best": self.best, "certificate": self.certificate,
             "frontier": self.frontier, "regret": None if math.isnan(self.regret) else self.regret,
             "left_out": dict(self.left_out), "table": self.table,
-            "accuracies": {name: variant.accuracy for name, variant in self.variants.items()},
+            "accuracies": {name: self.variants[name].accuracy for name in self.plans}, "cascade": self.cascade,
         }  # fmt: skip
         own = {name: result.to_builtins() for name, result in self.plans.items()}
         return {**{name: msgspec.to_builtins(value) for name, value in plain.items()}, "variants": own}
@@ -202,12 +245,16 @@ def plan_family(
     limits: Limits | Mapping[str, Any] | None = None,
     codecs: Iterable[str] | None = None,
     least_accuracy: float = 0.0,
+    cascade: CascadeRequest | None = None,
+    answers: FamilyAnswers | None = None,
 ) -> FamilyResult:
     """Plans of all variants on the same links, under the same limits, and one table of them.
 
     `objective` is `accuracy` or one that `plan` takes. The limit `deadline_s` is held against the link of the moment
-    at work; here it decides `best`. UsageError where an argument cannot be read; InfeasibleLimits where no variant is
-    above the floor, has a cut within the limits, or where not all of them fit into the device's memory.
+    at work; here it decides `best`. With `cascade` the table says which variant answers first and which one is asked
+    where it is unsure; `answers` are the variants' on the family's samples (`FamilyResult.cascade`). UsageError where
+    an argument cannot be read; InfeasibleLimits where no variant is above the floor, has a cut within the limits, or
+    where not all of them fit into the device's memory.
     """
     kept = parse_limits(limits)
     _check_request(name, variants, kept, least_accuracy)
@@ -216,30 +263,37 @@ def plan_family(
         variant.name: f"its accuracy of {variant.accuracy:.1%} is below the floor"
         for variant in variants if variant.accuracy < least_accuracy
     }  # fmt: skip
-    power = _joint_power(accurate, links)
+    below = [variant for variant in variants if variant.accuracy < least_accuracy] if cascade is not None else []
+    power = _joint_power([*accurate, *below], links)
     # The fastest cut keeps a deadline if any does, so only what is not planned for latency needs it as a limit.
     own_limits = msgspec.structs.replace(kept, deadline_s=None) if objective in (ACCURACY, LATENCY) else kept
     plans: dict[str, PlanResult] = {}
     refused: dict[str, InfeasibleLimits] = {}
     own_objective = LATENCY if objective == ACCURACY else objective
-    for variant in accurate:
+    weaker: dict[str, PlanResult] = {}
+    for variant in (*accurate, *below):
         planned = partial(
             plan, variant.costs, links, objective=own_objective, codecs=codecs, power=power,
-            most_rows=LIMITS.rows // len(accurate),
+            most_rows=LIMITS.rows // (len(accurate) + len(below)),
         )  # fmt: skip
+        into = plans if variant in accurate else weaker
         try:
-            plans[variant.name] = _with_or_without_fallback(planned, own_limits)
+            into[variant.name] = _with_or_without_fallback(planned, own_limits)
         except InfeasibleLimits as error:
             refused[variant.name] = error
     if not plans:
         raise next(iter(refused.values()))
-    by_name = {variant.name: variant for variant in accurate}
+    by_name = {variant.name: variant for variant in (*accurate, *below)}
     _check_memory(name, plans, by_name, kept)
+    for too_large in [one for one, result in weaker.items() if not _fit([*plans.values(), result], kept)]:
+        del weaker[too_large]
+        left_out[too_large] += ", and it does not fit into the device's memory beside the others"
     left_out |= {variant: str(error) for variant, error in refused.items()}
     label = ACCURACY if objective == ACCURACY else next(iter(plans.values())).objective
     return FamilyResult(
-        name, by_name, plans, left_out, label, least_accuracy, kept.deadline_s or 0.0, kept.fallback, power
-    )
+        name, by_name, plans, weaker, left_out, label, least_accuracy, kept.deadline_s or 0.0, kept.fallback, power,
+        cascade, answers,
+    )  # fmt: skip
 
 
 def _with_or_without_fallback(planned: Callable[..., PlanResult], limits: Limits) -> PlanResult:
@@ -308,25 +362,30 @@ def _check_memory(name: str, plans: Mapping[str, PlanResult], variants: Mapping[
     """InfeasibleLimits where the variants do not fit into the device's memory together; it names those to leave out: as
     few as possible, and of these the least accurate."""
     most = limits.memory_bytes
-    needed = {variant: result.memory for variant, result in plans.items()}
-
-    def bytes_of(kept: Iterable[str]) -> float:
-        # Weights stay loaded together; one request runs at a time, so the largest peak of live tensors counts.
-        held = [needed[variant] for variant in kept]
-        return sum(memory.weight_bytes for memory in held) + max(memory.peak_bytes for memory in held)
-
-    if most is None or bytes_of(plans) <= most * (1 + 1e-9):
+    if most is None or _fit(plans.values(), limits):
         return
     for count in range(1, len(plans)):
         choices = [
             left for left in itertools.combinations(plans, count)
-            if bytes_of(variant for variant in plans if variant not in left) <= most * (1 + 1e-9)
+            if _fit((result for variant, result in plans.items() if variant not in left), limits)
         ]  # fmt: skip
         if choices:
             left = min(
                 choices, key=lambda names: sorted((variants[variant].accuracy for variant in names), reverse=True)
             )
             raise InfeasibleLimits(
-                f"family {name}: its variants need {bytes_of(plans) / 1e6:.3g} MB on the device together, at most"
-                f" {most / 1e6:.3g} MB are allowed: leave out {' and '.join(left)}"
+                f"family {name}: its variants need {_bytes_of(plans.values()) / 1e6:.3g} MB on the device together, at"
+                f" most {most / 1e6:.3g} MB are allowed: leave out {' and '.join(left)}"
             )
+
+
+def _fit(plans: Iterable[PlanResult], limits: Limits) -> bool:
+    """Whether these variants fit into the device's memory together."""
+    return limits.memory_bytes is None or _bytes_of(plans) <= limits.memory_bytes * (1 + 1e-9)
+
+
+def _bytes_of(plans: Iterable[PlanResult]) -> float:
+    """What variants need on the device together: weights stay loaded; one request runs at a time, so the largest peak
+    of live tensors counts."""
+    held = [result.memory for result in plans]
+    return sum(memory.weight_bytes for memory in held) + max(memory.peak_bytes for memory in held)

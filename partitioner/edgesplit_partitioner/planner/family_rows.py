@@ -7,15 +7,16 @@ with every figure, so it can then be the best at no floor of accuracy, link, ser
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from edgesplit.plan import Row, variant_name
 
 
-def undominated(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows without those that another, at least as accurate, exceeds in no figure; of equals the first stays."""
+def undominated(rows: Sequence[Row], needed: Callable[[Row], bool] = lambda row: False) -> tuple[Row, ...]:
+    """The rows without those that another, at least as accurate, exceeds in no figure; of equals the first stays. Those
+    that are `needed` stay in any case."""
     figures = [_figures(row) for row in rows]
 
     def is_dominated(place: int) -> bool:
@@ -30,7 +31,7 @@ def undominated(rows: Sequence[Row]) -> tuple[Row, ...]:
                     return True
         return False
 
-    return tuple(row for place, row in enumerate(rows) if not is_dominated(place))
+    return tuple(row for place, row in enumerate(rows) if needed(row) or not is_dominated(place))
 
 
 def _figures(row: Row) -> tuple[float, ...]:

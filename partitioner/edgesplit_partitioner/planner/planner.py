@@ -25,9 +25,9 @@ from edgesplit_partitioner.costs.intervals import SecondsInterval, row_interval
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation.constraints import Limits, earliest_cut, parse_limits
 from edgesplit_partitioner.formulation.cost_terms import Memory
-from edgesplit_partitioner.formulation.objectives import OBJECTIVES, parse_objective
+from edgesplit_partitioner.formulation.objectives import OBJECTIVES, Objective, parse_objective
 from edgesplit_partitioner.formulation.solution import layers_by_tier
-from edgesplit_partitioner.formulation.tiers import Links
+from edgesplit_partitioner.formulation.tiers import Links, TierLink
 from edgesplit_partitioner.planner import constrained
 from edgesplit_partitioner.planner.alternatives import Candidate, candidates_of
 from edgesplit_partitioner.planner.changed_answers import (
@@ -109,6 +109,16 @@ class PlanResult:
     def link(self) -> Link:
         """The first link, as planned."""
         return self.links[0]
+
+    @property
+    def parsed_objective(self) -> Objective:
+        """What the plan minimises, as weights."""
+        return self._search.objective
+
+    @property
+    def tier_links(self) -> tuple[TierLink, ...]:
+        """The planned links with all their moments."""
+        return self._search.chain.links
 
     @cached_property
     def memory(self) -> Memory:

@@ -54,6 +54,28 @@ class _Axis:
 
 def p95_s(row: Row, seconds: float, planned: Sequence[Link], links: tuple[TierLink, ...]) -> float:
     """The p95 of a row's latency over all joint moments of the links, given its `seconds` on the planned links."""
+    return quantile_s(row, seconds, planned, links, P95)
+
+
+def quantile_s(
+    row: Row, seconds: float, planned: Sequence[Link], links: tuple[TierLink, ...], fraction: float
+) -> float:
+    """The seconds that a row's latency does not exceed for this fraction of all joint moments of the links, given its
+    `seconds` on the planned links."""
+    fixed, delays = _delays(row, seconds, planned, links)
+    return fixed + quantile(_joint_sums(delays), _joint_weights(links), fraction)
+
+
+def mean_s(row: Row, seconds: float, planned: Sequence[Link], links: tuple[TierLink, ...]) -> float:
+    """The mean of a row's latency over all moments of the links, given its `seconds` on the planned links."""
+    fixed, delays = _delays(row, seconds, planned, links)
+    return fixed + sum(float(delay @ link.weights) for delay, link in zip(delays, links, strict=True))
+
+
+def _delays(
+    row: Row, seconds: float, planned: Sequence[Link], links: tuple[TierLink, ...]
+) -> tuple[float, list[Floats]]:
+    """The part of a row's seconds that no link's rate changes, and by link what its bytes take at each moment."""
     moved = _bytes_by_link(row)
     fixed = seconds - sum(
         up / link.up_bytes_per_s + down / link.down_bytes_per_s
@@ -61,8 +83,7 @@ def p95_s(row: Row, seconds: float, planned: Sequence[Link], links: tuple[TierLi
     )
     # A link that the row does not cross takes no time at any of its moments.
     moved += [(0, 0)] * (len(links) - len(moved))
-    delays = [up * link.up + down * link.down for (up, down), link in zip(moved, links, strict=True)]
-    return fixed + quantile(_joint_sums(delays), _joint_weights(links), P95)
+    return fixed, [up * link.up + down * link.down for (up, down), link in zip(moved, links, strict=True)]
 
 
 def best(

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgesplit.cascade import ChangedShare
 from edgesplit.errors import InfeasibleLimits, UsageError
-from edgesplit.plan import ChangedShare, Link
+from edgesplit.plan import Link
 from edgesplit_partitioner.costs.model import Costs, LayerCost
 from edgesplit_partitioner.formulation.constraints import Limits, parse_limits
 from edgesplit_partitioner.formulation.tiers import Links, VaryingLink

@@ -12,7 +12,8 @@ def render_frontier(plan: Mapping[str, Any], into: IO[bytes], kind: str) -> None
     """Draw a plan as `FamilyResult.to_builtins` returns it; `kind` is `svg`, `png` or `pdf`.
 
     Each variant is a point at its best cut's milliseconds; the frontier is the line through those that none at least as
-    accurate beats. The deadline and the floor are lines where there are some.
+    accurate beats. A cascade is a point of its own, at its mean. The deadline and the floor are lines where there
+    are some.
     """
     import matplotlib
 
@@ -46,6 +47,11 @@ def _draw(axes: Any, plan: Mapping[str, Any]) -> None:
     axes.scatter(
         [best["seconds"] * 1e3], [best["accuracy"] * 100], s=120, facecolors="none", edgecolors=REMOTE, zorder=4
     )
+    if plan.get("cascade"):
+        way = plan["cascade"]["way"]
+        place = (way["figures"]["seconds"] * 1e3, way["accuracy"] * 100)
+        axes.scatter(*place, marker="D", color=REMOTE, zorder=4, label="cascade, mean")
+        axes.annotate(way["name"], place, textcoords="offset points", xytext=(6, 6))
     if plan["deadline_s"]:
         axes.axvline(plan["deadline_s"] * 1e3, linestyle="--", color=INSIDE, label="deadline")
     if plan["least_accuracy"]:

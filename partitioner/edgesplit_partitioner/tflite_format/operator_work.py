@@ -54,6 +54,9 @@ RECURRENT = frozenset(
 )
 """Operators that use every weight once per step and batch element."""
 
+INTEGERS = frozenset({"INT8", "UINT8"})
+"""Datatypes that integer kernels multiply."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
@@ -118,7 +121,10 @@ def _product(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork | None
     else:
         return None
     family, features = _family(operator.name, first, second, operator.outputs[0], sizes)
-    return OperatorWork(kind, flops, moved, family, features)
+    # Weights alone in int8 are not enough: LiteRT then quantises what they multiply in each run.
+    multiplied = third if operator.name == "TRANSPOSE_CONV" else first
+    is_int8 = {sizes.datatype(multiplied), sizes.datatype(second)} <= INTEGERS
+    return OperatorWork(kind, flops, moved, family, features, is_int8)
 
 
 def _family(name: str, source: str, weight: str, written: str, sizes: TensorLookup) -> tuple[str, tuple[float, ...]]:

@@ -24,6 +24,7 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.remote_inference import too_large
 from edgesplit.oip import protocol as oip
+from edgesplit.oip.options import NONE, InferOptions, to_parameters
 
 ERROR_BY_STATUS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError, 413: UsageError}
 """Error class by HTTP status, for error responses that name no kind."""
@@ -130,18 +131,22 @@ class ControllerClient:
         *,
         deadline_s: float = 5.0,
         outputs: Sequence[str] = (),
+        options: InferOptions = NONE,
         on_progress: Callable[[str], None] = lambda state: None,
     ) -> oip.InferResponse:
         """Run `model` (`name` or `name@version`) on a device, through controller and broker, within `deadline_s`
         seconds.
 
-        A `bytes` input, such as a JPEG, is one UINT8 tensor; `outputs` names the outputs to return (empty: all).
+        A `bytes` input, such as a JPEG, is one UINT8 tensor; `outputs` names the outputs to return (empty: all);
+        of `options` the device heeds what answers may be given, and neither streams nor stale answers.
         Requests and answers have at most `LIMITS.remote_inference_bytes`. `on_progress` is called with `sent`,
         `waiting` and `running`. Raises UsageError if the device is offline or refuses, Busy, DeadlineExceeded, and
         LinkError if the device was lost: the model may have run. Nothing is sent twice.
         """
         tensors = {name: oip.to_tensor(name, value) for name, value in inputs.items()}
-        buffers, json_bytes = oip.encode_request(oip.InferRequest(tensors, tuple(outputs)))
+        buffers, json_bytes = oip.encode_request(
+            oip.InferRequest(tensors, tuple(outputs), parameters=to_parameters(options))
+        )
         body = b"".join(buffers)
         if len(body) > LIMITS.remote_inference_bytes:
             raise UsageError(too_large("a request", len(body)))

@@ -24,8 +24,8 @@ _END = b"\r\n\r\n"
 SCRATCH_BYTES = 16_384
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _ERRORS: Mapping[int, type[EdgeError]] = {
-    404: errors.NotFound, 408: LinkError, 410: errors.Dropped, 422: errors.InfeasibleLimits, 429: errors.Busy,
-    502: LinkError, 503: errors.Busy, 504: errors.DeadlineExceeded,
+    404: errors.NotFound, 408: LinkError, 410: errors.Dropped, 422: errors.InfeasibleLimits, 424: errors.Unsure,
+    429: errors.Busy, 502: LinkError, 503: errors.Busy, 504: errors.DeadlineExceeded,
 }  # fmt: skip
 """The error that a status stands for; others are a UsageError (4xx) or InferenceFailed."""
 

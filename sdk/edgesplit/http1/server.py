@@ -54,7 +54,7 @@ _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (errors.NotFound, 404), (errors.UsageError, 400), (errors.MalformedMessage, 400), (errors.Dropped, 410),
     (errors.InfeasibleLimits, 422), (errors.DeadlineExceeded, 504), (errors.FairShareExceeded, 429), (errors.Busy, 503),
-    (errors.LinkError, 502), (errors.InferenceFailed, 500),
+    (errors.Unsure, 424), (errors.LinkError, 502), (errors.InferenceFailed, 500),
 )  # fmt: skip
 
 

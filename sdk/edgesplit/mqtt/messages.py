@@ -47,6 +47,8 @@ from edgesplit.mqtt.telemetry import (
     ReleaseHealth,
     RowName,
     RowReason,
+    Score,
+    VariantName,
     Version,
 )
 from edgesplit.msgspec_warmup import warm_up_structs
@@ -99,6 +101,8 @@ LIST_EXPIRED = "revocation list expired"
 """A gateway's revocation list has expired."""
 REPEATS_CHANGED = "repeated answers changed"
 """Audits showed that more repeated answers differ from the model's than the stream allows."""
+CASCADE_CHANGED = "cascade changed"
+"""Audits showed that more answers of a cascade's first variant differ from the second one's than was allowed."""
 
 
 class Birth(msgspec.Struct, frozen=True, tag="birth"):
@@ -191,6 +195,49 @@ class SliceSeconds(msgspec.Struct, frozen=True, array_like=True):
     """Number of runs since the release was loaded."""
 
 
+class CascadeCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A cascade (`edgesplit.cascade`) in a telemetry window: who answered, and what audits found."""
+
+    sure: Count = 0
+    """Answers of the first variant whose score reached the threshold."""
+    escalated: Count = 0
+    """Answers of the second variant."""
+    unsure: Count = 0
+    """Answers of the first variant that were given, or refused, although they are unsure: the second one could not be
+    asked in time."""
+    audited: Count = 0
+    """Frames drawn for audit whose outcome is known, escalated ones included: a sample of all frames."""
+    changed: Count = 0
+    """Those of them that the first variant answered surely and differently from the second one."""
+    unaudited: Count = 0
+    """Frames drawn for audit whose sure answer was not compared: link, power or the audits' own budget prevented it."""
+    alarms: Count = 0
+    """Alarms of the sequential test, each of which tightened the threshold."""
+    threshold: Score = 0.0
+    """The threshold in force at the end of the window; `cascade.MOST_SCORE`: every answer is escalated."""
+    allowed: Amount = 0.0
+    """Share of all answers that may be changed."""
+    answered: Annotated[dict[VariantName, Count], Meta(max_length=LIMITS.variants)] = {}
+    """Answers by the variant that gave them."""
+
+
+class StillCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Streams whose still frames are given their last answer, in a telemetry window."""
+
+    repeated: Count = 0
+    """Answers that were repeated."""
+    audited_same: Count = 0
+    """Frames drawn for audit whose answer was the model's."""
+    changed: Count = 0
+    """Still frames drawn for audit to which the model's answer was another."""
+    unaudited: Count = 0
+    """Still frames drawn for audit that the model could not answer."""
+    alarms: Count = 0
+    """Alarms, each of which tightened a stream's threshold."""
+    allowed: Amount = 0.0
+    """Share of a stream's answers that may be changed; of several streams the largest."""
+
+
 class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Telemetry window: statistics of one model's requests since the previous telemetry message. Times in seconds; p50
     and p95 over the window."""
@@ -226,6 +273,10 @@ class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Why the row of the last request was chosen; empty before the first, and by agents before 0.3."""
     joules_basis: JoulesBasis = ""
     """`measured` (scaled to this device's power rails) or `predicted` (the plan's figures). Empty: unknown."""
+    cascade: CascadeCounts | None = None
+    """Where the release is a cascade; None otherwise, and by agents before 0.3."""
+    still: StillCounts | None = None
+    """Where streams repeat answers; None otherwise, and by agents before 0.3."""
 
 
 class PowerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -251,8 +302,8 @@ class ReportedCondition(msgspec.Struct, frozen=True, array_like=True):
     """A condition that the device found itself."""
 
     kind: Annotated[str, Meta(pattern="^[a-z ]{1,40}$", max_length=40)]
-    """One of `ENDPOINT_FLOODED`, `GATEWAY_FLOODED`, `LIST_EXPIRED` and `REPEATS_CHANGED`. Kinds that a controller
-    does not know are ignored."""
+    """One of `ENDPOINT_FLOODED`, `GATEWAY_FLOODED`, `LIST_EXPIRED`, `REPEATS_CHANGED` and `CASCADE_CHANGED`. Kinds that
+    a controller does not know are ignored."""
     text: Annotated[str, Meta(max_length=200)]
     """Details, for display."""
 

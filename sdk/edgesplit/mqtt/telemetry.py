@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edgesplit.cascade import MOST_SCORE
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 
@@ -30,6 +31,10 @@ RowName = Annotated[str, Meta(max_length=ROW_NAME_CHARS)]
 ROW_REASON_CHARS = 240
 RowReason = Annotated[str, Meta(max_length=ROW_REASON_CHARS)]
 """Why a row was chosen, as one sentence for people."""
+VariantName = Annotated[str, Meta(max_length=80)]
+"""Name of a variant of a family."""
+Score = Annotated[float, Meta(ge=-MOST_SCORE, le=MOST_SCORE)]
+"""How sure an answer is."""
 Version = Annotated[str, Meta(max_length=80)]
 """Version of an agent."""
 JoulesBasis = Annotated[str, Meta(max_length=16)]

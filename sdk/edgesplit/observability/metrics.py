@@ -47,8 +47,9 @@ AGENT_INFO = _gauge("edgesplit_agent_info", "device", "device_class", "version",
     "Always 1; the labels identify the agent.")
 AGENT_REQUESTS = _counter("edgesplit_agent_requests_total", "model", "row", "outcome", help=
     "Completed requests. outcome: answered, fallback (answered by the device because the cloud failed or was too "
-    "late), busy, dropped, deadline, link, rejected (the application's error), failed. A request that was given a "
-    "stale answer counts with the outcome that it would have had without.")
+    "late), busy, dropped, deadline, link, rejected (the application's error), unsure (a cascade's answer that its "
+    "request refuses), failed. A request that was given a stale answer counts with the outcome that it would have had "
+    "without.")
 AGENT_REQUEST_S = _histogram("edgesplit_agent_request_seconds", "model", "row", help=
     "Time from a request's arrival in the agent to its answer; answered requests only.")
 AGENT_PHASE_S = _histogram("edgesplit_agent_phase_seconds", "model", "phase", help=
@@ -83,6 +84,16 @@ AGENT_REPEAT_AUDITS = _counter("edgesplit_agent_repeat_audits_total", "model", "
     " been given is the model's), changed, unaudited (the model could not answer).")
 AGENT_REPEAT_ALARMS = _counter("edgesplit_agent_repeat_alarms_total", "model", help=
     "Times that audits showed more changed answers than allowed, and a stream's threshold was tightened.")
+AGENT_CASCADE_ANSWERS = _counter("edgesplit_agent_cascade_answers_total", "model", "outcome", help=
+    "Requests that a cascade answered. outcome: sure (by its first variant), escalated (by the second one), unsure (the"
+    " second one could not be asked in time: the first one's answer, or an error where the request refuses it).")
+AGENT_CASCADE_AUDITS = _counter("edgesplit_agent_cascade_audits_total", "model", "outcome", help=
+    "Frames of cascades, drawn for audit at random. outcome: same (escalated, or sure and the second variant answers"
+    " the same), changed, unaudited (sure, and the second variant could not be asked).")
+AGENT_CASCADE_ALARMS = _counter("edgesplit_agent_cascade_alarms_total", "model", help=
+    "Times that audits showed more changed answers than allowed, and a cascade's threshold was tightened.")
+AGENT_CASCADE_THRESHOLD = _gauge("edgesplit_agent_cascade_threshold", "model", help=
+    "Least score of an answer that a cascade's first variant gives, as tightened by alarms; 1e15: it gives none.")
 AGENT_DROPPED_FRAMES = _counter("edgesplit_agent_dropped_total", help=
     "Frames that were dropped in favour of others, by the policy that their application requested.")
 AGENT_DEDUPLICATED = _counter("edgesplit_agent_deduplicated_total", help=

@@ -90,6 +90,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     the model is no family."""
     accuracy: float = 0.0
     """Accuracy of that variant, 0 to 1, among the family's labelled samples; 0: unknown."""
+    score: float | None = None
+    """In a cascade, how sure the first variant's answer is; larger is surer. None: no cascade, or it gave none."""
+    escalated: bool = False
+    """In a cascade, the second variant gave the answer, because the first one was unsure or failed."""
+    unsure: bool = False
+    """The first variant's answer is given although its score is below the cascade's threshold: the second one could not
+    be asked in time."""
     joules_basis: str = ""
     """`measured`: scaled to the power measured on the device's rails; `predicted`: from the plan's power figures.
     Empty: unknown."""

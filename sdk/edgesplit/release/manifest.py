@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from edgesplit import identifiers
+from edgesplit.cascade import cascade_problem
 from edgesplit.decoding import decode_json
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.foreign_server import ForeignServer
@@ -366,6 +367,7 @@ def _check_manifest(manifest: Manifest) -> None:
             raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")
         if plan.offload:
             _check_offload(plan.offload)
+        _check_cascade(plan, manifest)
         for row in plan.rows:
             _check_variant(row, manifest)
             own = [slice_.name for slice_ in manifest.slices_of(row.variant)]
@@ -414,6 +416,19 @@ def _check_variant(row: Row, manifest: Manifest) -> None:
         raise MalformedMessage(f"manifest: row {row.name!r} is of no variant of this release")
     if row.accuracy != (variant.accuracy if variant is not None else None):
         raise MalformedMessage(f"manifest: row {row.name!r} states another accuracy than its variant")
+
+
+def _check_cascade(plan: Plan, manifest: Manifest) -> None:
+    """Check that a plan's cascade is of two variants, the first of which has a local row, and that its numbers are."""
+    cascade = plan.cascade
+    if cascade is None:
+        return
+    if None in map(manifest.variant, (cascade.first, cascade.second)) or cascade.first == cascade.second:
+        raise MalformedMessage(f"manifest: a cascade of {cascade.first!r} and {cascade.second!r}: no two variants")
+    if not any(row.is_local for row in plan.rows if row.variant == cascade.first):
+        raise MalformedMessage(f"manifest: {cascade.first!r} cannot answer first, as it has no row on the device alone")
+    if problem := cascade_problem(cascade):
+        raise MalformedMessage(f"manifest: cascade: {problem}")
 
 
 def _check_offload(address: str) -> None:

@@ -15,22 +15,28 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.process.confinement import unavailable
 from edgesplit.release.manifest import CompiledSlice, decode_manifest, device_slices, encode_manifest
 from edgesplit.runtime import run_slices, tflite
+from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.tflite import LiteRtRuntime
 from edgesplit_controller.model_registry.registry import LoadedModel
 from edgesplit_controller.releases.build import compiled_for
 from edgesplit_partitioner import edgetpu
+from edgesplit_partitioner.compression.compress import compress
+from edgesplit_partitioner.compression.gate import GateTerms
 from edgesplit_partitioner.ir.prepared_model import whole_model_slice
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR
 from edgesplit_partitioner.tflite_format.model import prepare_model
-from support import tflite_models
+from support import onnx_models, tflite_models
 from support.agent_engine import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
+from support.classifiers import tflite_classifier
 
 CORAL = "coral-usb-rpi4"
 
@@ -102,7 +108,8 @@ def test_the_plan_states_whether_it_was_compiled(compiler: Path, monkeypatch: py
     coral = load_profile(CORAL)
     model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
     assert "compiled per cut by edgetpu_compiler" in edgetpu.compilation_note(coral, model.graph, "tflite")
-    assert "only int8 TFLite models" in edgetpu.compilation_note(coral, floats.graph, "tflite")
+    in_float = edgetpu.compilation_note(coral, floats.graph, "tflite")
+    assert "only int8 TFLite models" in in_float and "edgectl model compress NAME --method int8" in in_float
     assert "only int8 TFLite models" in edgetpu.compilation_note(coral, model.graph, "onnx")
     monkeypatch.setenv("PATH", "/nowhere")
     assert "edgetpu_compiler is not on the PATH" in edgetpu.compilation_note(coral, model.graph, "tflite")
@@ -124,6 +131,38 @@ def test_a_model_that_did_not_compile_was_planned_for_the_edge_tpu(
     idle = edgetpu.effective_profile(coral, model.graph, "tflite")
     assert idle.rates == host.rates and idle.name == CORAL
     assert edgetpu.effective_profile(host, model.graph, "tflite") == host
+
+
+def test_a_compressed_float_model_reaches_the_edge_tpu(compiler: Path, tmp_path: Path) -> None:
+    """What int8 makes of a float model is predicted as on the Edge TPU and compiled, whole halves in integers; its CPU
+    twins answer as the version itself."""
+    classifier, coral = tflite_classifier(), load_profile(CORAL)
+    (tmp_path / classifier.file_name).write_bytes(classifier.raw)
+    made = compress(
+        tmp_path / classifier.file_name, "int8", classifier.samples, AnswerRule("class", ("scores",)),
+        GateTerms(least_agreement=0.9), out_folder=tmp_path,
+    )  # fmt: skip
+    assert made.path is not None, made.verdict.sentence
+    base, variant = prepare_model(classifier.raw), prepare_model(made.path.read_bytes())
+    assert edgetpu.effective_profile(coral, base.graph, "tflite").rates == load_profile("raspberrypi4").rates
+    assert edgetpu.effective_profile(coral, variant.graph, "tflite") == coral
+    assert "compiled per cut by edgetpu_compiler" in edgetpu.compilation_note(coral, variant.graph, "tflite")
+
+    layers = [layer.name for layer in variant.graph.layers]
+    slices = cut_slices(variant, variant.graph, atoms(variant.graph, [frozenset(layers[:3])]), None)
+    names = [cut.slice.name for cut in slices]
+    compiled = edgetpu.compiled_cuts(variant, variant.graph, slices, CORAL, [frozenset(names[:1]), frozenset(names)])
+
+    assert [item.compiled.covers for item in compiled] == [tuple(names[:1]), tuple(names)]
+    given = prepare_model((compiler / "given").read_bytes())
+    products = [work for layer in given.graph.layers for work in layer.work if work.operator in ("conv", "gemm")]
+    assert len(products) == 5 and all(work.is_int8 for work in products)
+    onnx_models.write_slices(tmp_path / "twins", slices)
+    manifest = onnx_models.manifest_of(variant, slices)
+    programs = load_slices(manifest, lambda name: tmp_path / "twins" / name, DispatchingRuntime())
+    answer = run_slices(programs, names, classifier.samples[0])
+    whole = tflite_models.run_whole(made.path.read_bytes(), classifier.samples[0], tmp_path)
+    assert np.array_equal(answer["scores"], whole["scores"])
 
 
 def test_a_release_carries_compiled_slices(compiler: Path) -> None:

@@ -36,7 +36,7 @@ def test_every_shipped_profile_is_complete(name: str) -> None:
 
     assert profile.name == name
     assert NAME.fullmatch(name) and "." not in name
-    assert len(profile.figure_rows()) == 13 and all(all(row) for row in profile.figure_rows())
+    assert len(profile.figure_rows()) in (13, 16) and all(all(row) for row in profile.figure_rows())
     assert all(figure.value > 0 and len(figure.source) > 20 for figure in profile.named_figures().values())
 
 
@@ -61,6 +61,24 @@ def test_scaled_figures_follow_their_formulas(name: str) -> None:
     assert profile.rates.jpeg_pixels_per_s.value == pytest.approx(
         host.rates.jpeg_pixels_per_s.value / profile.zstd_slowdown.value, rel=0.01
     )
+
+
+@pytest.mark.parametrize("name", [name for name in list_profiles() if name not in ("generic-x86", "coral-usb-rpi4")])
+def test_boards_have_rates_for_integers(name: str) -> None:
+    """int8 is no fixed factor faster: each board has rates of its own, within what its processor could gain."""
+    rates = load_profile(name).rates
+    assert rates.dense_conv_int8_flops_per_s and rates.depthwise_int8_flops_per_s and rates.gemm_int8_flops_per_s
+    assert 1.0 < rates.dense_conv_int8_flops_per_s.value / rates.dense_conv_flops_per_s.value < 4.0
+    assert 0.8 < rates.depthwise_int8_flops_per_s.value / rates.depthwise_flops_per_s.value < 4.0
+
+
+def test_a_profile_without_rates_for_integers_is_read() -> None:
+    """Profiles written before there were such rates stay valid, and none is made up."""
+    fields = yaml.safe_load(text_with())["rates"]
+    older = {figure: value for figure, value in fields.items() if "int8" not in figure}
+    profile = parse_profile(text_with(rates=older), "older.yaml")
+    assert profile.rates.dense_conv_int8_flops_per_s is None
+    assert len(profile.figure_rows()) == 13
 
 
 def test_depthwise_has_another_rate_than_dense_convolution() -> None:

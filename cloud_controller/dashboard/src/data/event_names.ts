@@ -5,6 +5,7 @@ const NAMES: Record<string, string> = {
   "deployment.made": "deployed",
   "device.ahead": "has a newer statement than this controller",
   "device.born": "connected",
+  "device.cascade_changed": "a cascade changes too many answers",
   "device.claimed": "claimed",
   "device.copied": "two agents use this name",
   "device.described": "group or labels changed",

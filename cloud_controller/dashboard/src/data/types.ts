@@ -274,7 +274,73 @@ export interface Device {
   last_telemetry?: Telemetry | null;
   conditions?: Condition[];
   differences?: Difference[];
+  /** Of the releases that it runs, as far as they have a cascade or repeat answers. */
+  audits?: DeviceAudits[];
   gateway?: string | null;
+}
+
+/** Audited answers, those of them that differed, and between which shares the truth lies, 90 % sure. */
+export interface MeasuredShare {
+  audited: number;
+  changed: number;
+  /** Null before the first audit. */
+  share: number | null;
+  at_least: number | null;
+  at_most: number | null;
+  /** The share of answers that may change. */
+  allowed: number;
+  unaudited: number;
+  alarms: number;
+}
+
+export interface CascadeAudits extends MeasuredShare {
+  sure: number;
+  escalated: number;
+  unsure: number;
+  /** Answers below this score are escalated; null: all are. */
+  threshold: number | null;
+  /** Answers by variant. */
+  answered: Record<string, number>;
+}
+
+export interface StillAudits extends MeasuredShare {
+  repeated: number;
+}
+
+/** What was counted of answers that may have changed, since the release first ran. */
+export interface Audits {
+  cascade: CascadeAudits | null;
+  still: StillAudits | null;
+}
+
+export interface DeviceAudits extends Audits {
+  model: string;
+  release: string;
+}
+
+/** Sums over all devices. */
+export interface FleetAudits extends Audits {
+  audited_devices: number;
+}
+
+/** The cascade in a release's plan for one device class. */
+export interface PlannedCascade {
+  device_class: string;
+  first: string;
+  second: string;
+  score: string;
+  threshold: number;
+  escalated: number;
+  /** In words. */
+  promise: string;
+}
+
+/** A variant of a family. */
+export interface FamilyVariant {
+  name: string;
+  model: string;
+  samples: number;
+  accuracy: Accuracy;
 }
 
 export interface Link {
@@ -346,6 +412,8 @@ export interface ReleaseView extends OriginCount {
   slices: number;
   bytes: number;
   plans: Curves[];
+  cascades: PlannedCascade[];
+  audits: FleetAudits | null;
 }
 
 /** A share of right answers, with its interval. */
@@ -371,6 +439,8 @@ export interface ModelView extends Model {
   lineage?: { base: string; sentences: string[] };
   /** The versions that stand in for the same one. */
   variants: Variant[];
+  /** The variants of a family; null for a model. */
+  family: FamilyVariant[] | null;
   releases: ReleaseView[];
 }
 

@@ -8,6 +8,7 @@ import { useResource } from "../data/resource";
 import { may } from "../data/session";
 import type { Device, DeviceCurves, DeviceHistory, Event, Telemetry } from "../data/types";
 import { age, bytes, figure, moment, NONE, rate, seconds, short } from "../format";
+import { AuditFigures } from "../parts/audits";
 import { CommandText } from "../parts/command_text";
 import { CurveChart, inWords, nameOf, PlanTable, value } from "../parts/curves";
 import { Figures } from "../parts/figures";
@@ -44,6 +45,19 @@ export function DevicePage({ name }: { name: string }) {
       <Removal device={data} />
       <Facts device={data} />
       <Models device={data} />
+      {(data.audits ?? []).map((audits) => (
+        <Panel
+          key={audits.model}
+          title={`Who answers for ${audits.model}`}
+          note={
+            <>
+              since release <code>{short(audits.release)}</code> runs there
+            </>
+          }
+        >
+          <AuditFigures audits={audits} old={data.state !== "online"} />
+        </Panel>
+      ))}
       {models.length > 1 && <Choice models={models} chosen={chosen} onChoose={setModel} />}
       <Charts device={data} reports={reports.data} model={chosen} own={own} />
       {plans

@@ -5,8 +5,9 @@ import { clock } from "../data/cell";
 import { firstRange, fromBuckets, origins, type Range } from "../data/history";
 import { useResource } from "../data/resource";
 import { may } from "../data/session";
-import type { Accuracy, Curves, ModelHistory, ModelView, ReleaseView, Variant } from "../data/types";
+import type { Accuracy, Curves, FamilyVariant, ModelHistory, ModelView, ReleaseView, Variant } from "../data/types";
 import { bytes, count, moment, percent, plural, short } from "../format";
+import { AuditFigures } from "../parts/audits";
 import { CurveChart, Gain, inWords, PlanTable } from "../parts/curves";
 import { DeployButton } from "../parts/deploy";
 import { Figures } from "../parts/figures";
@@ -42,6 +43,7 @@ export function ModelPage({ reference }: { reference: string }) {
       {error && <Problem error={error} again={again} />}
       <Facts model={data} />
       <Lineage model={data} />
+      {data.family !== null && <Family variants={data.family} />}
       {release === undefined ? (
         <Empty
           command={`edgectl plan ${data.model} --device raspberrypi4 --link lte\nedgectl deploy ${data.model} --to all`}
@@ -53,6 +55,7 @@ export function ModelPage({ reference }: { reference: string }) {
           <Measured model={data.model} since={Math.min(...data.releases.map((each) => each.created))} />
           <Proposals model={data.model} />
           <Releases releases={data.releases} shown={release} onChoose={setChosen} />
+          <ChangedAnswers release={release} />
           {release.plans.map((plan) => (
             <PlanPanel key={`${release.release} ${plan.device_class}`} plan={plan} />
           ))}
@@ -106,6 +109,43 @@ function Lineage({ model }: { model: ModelView }) {
         id={(variant) => variant.model}
         marked={(variant) => variant.model === model.model}
       />
+    </Panel>
+  );
+}
+
+/** The models among which a family's devices choose, the most accurate first. */
+function Family({ variants }: { variants: readonly FamilyVariant[] }) {
+  const columns: readonly Column<FamilyVariant>[] = [
+    { title: "Variant", heads: true, cell: ({ name }) => name },
+    { title: "Model", cell: ({ model }) => <a href={to("models", model)}>{model}</a> },
+    { title: "Accuracy (90 % sure)", kind: "number", cell: ({ accuracy }) => accuracyText(accuracy) },
+    { title: "Samples", kind: "number", cell: ({ samples }) => count(samples) },
+  ];
+  const sorted = [...variants].sort((a, b) => b.accuracy.share - a.accuracy.share);
+  return (
+    <Panel title="Variants" note="one answers each request">
+      <Table name="cards" columns={columns} rows={sorted} id={({ name }) => name} />
+    </Panel>
+  );
+}
+
+/** What the release's cascades promise, and what its devices measured. */
+function ChangedAnswers({ release }: { release: ReleaseView }) {
+  const { cascades, audits } = release;
+  if (cascades.length === 0 && audits === null) return null;
+  return (
+    <Panel
+      title="Answers that may change"
+      note={audits === null ? "not measured yet" : `measured on ${plural(audits.audited_devices, "device")}`}
+    >
+      {cascades.map((cascade) => (
+        <p key={cascade.device_class} class="words">
+          On {cascade.device_class} {cascade.first} answers where its {cascade.score} is at least{" "}
+          {Number(cascade.threshold.toPrecision(4))}, else {cascade.second} is asked: {percent(cascade.escalated, 1)} of
+          the samples. Promised: {cascade.promise}.
+        </p>
+      ))}
+      {audits !== null && <AuditFigures audits={audits} />}
     </Panel>
   );
 }

@@ -11,7 +11,7 @@ from edgesplit_controller.api.authorisation import operator_routes, set_audit_su
 from edgesplit_controller.api.dispatch import controller_of, run_heavy
 from edgesplit_controller.api.request_models import FamilyBody
 from edgesplit_controller.api.request_parsing import parse_base64
-from edgesplit_controller.api.response_models import FamilyShape, json_response
+from edgesplit_controller.api.response_models import FamilyAnswersShape, FamilyShape, json_response
 from edgesplit_controller.model_registry.families import VariantRequest
 
 viewers = viewer_routes()
@@ -42,3 +42,9 @@ def families(request: Request) -> list[dict[str, Any]]:
 def family(request: Request, reference: str) -> dict[str, Any]:
     """One family: its variants with their accuracies."""
     return controller_of(request).family(reference)
+
+
+@viewers.get("/families/{reference}/answers", responses=json_response(FamilyAnswersShape))
+def family_answers(request: Request, reference: str) -> dict[str, Any]:
+    """What the variants of a family answer to its samples, by which cascades are calibrated."""
+    return controller_of(request).family_answers(reference)

@@ -57,6 +57,8 @@ class RunningRow(Table):
     health: Mapped[Json | None]
     """`telemetry.ReleaseHealth` of the release it names, by which gates judge."""
     health_at: Mapped[float | None]
+    audits: Mapped[Json | None]
+    """`fleet.audits.AnswerAudits` by release, of the releases that it runs or shall run."""
 
 
 class ConditionRow(Table):

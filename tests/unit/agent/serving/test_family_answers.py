@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import DeadlineExceeded, InfeasibleLimits, LinkError, UsageError
-from edgesplit.oip.options import InferOptions
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.options import InferOptions, to_parameters
+from edgesplit.oip.report import Report, from_parameters
 from edgesplit.plan import Plan, Row
 from edgesplit.release.manifest import Manifest, Slice
+from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.remote_requests import RemoteRequests
 from edgesplit_agent.worker.host import InProcess
 from support.agent_engine import CLASS, INPUT, LINK, LOCAL, ScriptedCloud, Step, X, Y, eventually, unavailable, world
 
@@ -158,3 +162,19 @@ def test_the_plans_deadline_is_kept_before_the_requests() -> None:
         cloud.script = cloud.hold
         report = engine.infer("birds", {"x": INPUT}, deadline_s=60.0).report
         assert (report.variant, report.cause) == ("small", "timeout")
+
+
+def test_an_operators_request_through_the_controller_has_its_floor() -> None:
+    """It arrives among the request's parameters; the rest of an application's options does not count."""
+    with family() as (engine, _, _):
+
+        def ask(options: InferOptions) -> Report | None:
+            request = oip.InferRequest({"x": INPUT}, parameters=to_parameters(options))
+            buffers, length = oip.encode_request(request)
+            body, json_bytes = RemoteRequests(engine, PrivacyFloor()).answer("birds", b"".join(buffers), length, LONG_S)
+            return from_parameters(dict(oip.decode_response(body, json_bytes).parameters))
+
+        report = ask(InferOptions(least_accuracy=0.8, stream="camera", drop="oldest"))
+        assert report is not None and report.variant == "large"
+        with pytest.raises(InfeasibleLimits, match="the best, large, has"):
+            ask(InferOptions(least_accuracy=0.95))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edgesplit.answers.answer_rule import AnswerRule
+from edgesplit.answers.sequential import SequentialTest
 from edgesplit.errors import InferenceFailed, UsageError
 from edgesplit.mqtt.messages import REPEATS_CHANGED
 from edgesplit.observability import metrics
@@ -20,12 +23,15 @@ from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor
 from edgesplit_agent.policy.frame_difference import Thumbnail
 from edgesplit_agent.policy.still_calibration import DELTA, THRESHOLDS
+from edgesplit_agent.serving import still_stream
 from edgesplit_agent.serving.engine import Answer, Engine
 from edgesplit_agent.serving.metrics import engine_series
 from edgesplit_agent.serving.still_frames import StillFrames
-from edgesplit_agent.serving.still_stream import StillStream
+from edgesplit_agent.serving.still_states import read_states, write_states
+from edgesplit_agent.serving.still_stream import KeptState, StillStream
 from edgesplit_agent.telemetry.conditions import reported_conditions
 from support.agent_engine import INPUT, LOCAL, RecordList, Step, active, programs, world
+from support.still_scenes import Scenes
 
 ALLOWED = 0.05
 CAMERA = InferOptions(stream="door", skip_still=ALLOWED)
@@ -70,7 +76,7 @@ def camera(
 ) -> Iterator[Camera]:
     steps = programs()
     with world(LOCAL, steps=steps) as (engine, _, _):
-        engine.still_frames = StillFrames(default, draw=draw, **how)
+        engine.still_frames = StillFrames(default, draw=draw, **{"spacing_s": 0.0, **how})
         yield Camera(engine, steps, options)
 
 
@@ -253,9 +259,167 @@ def test_promise_holds_until_the_world_changes() -> None:
     assert alarms <= 40 * DELTA and late <= 4
 
 
+def test_bad_threshold_is_found_within_hundreds_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A threshold that changes 24 % of the answers where 5 % are allowed, in scenes of 30 frames: audits are denser at
+    first, so that half of 20 streams (seeds 0 to 19) raise an alarm within 400 frames, and all within 3,000. The
+    frames are of one pixel, whose difference is plain arithmetic here."""
+    monkeypatch.setattr(
+        still_stream, "difference", lambda one, other: abs(float(one.levels[0, 0]) - float(other.levels[0, 0]))
+    )
+    scenes = Scenes(unsure=0.5, frames=30)
+    assert scenes.changed_share(THRESHOLDS[-1]) > 0.2
+    frames = sorted(_frames_to_alarm(scenes, seed, most=3_000) for seed in range(20))
+    print(f"frames to the alarm, seeds 0 to 19: {frames}")
+    assert frames[10] < 400 and frames[-1] < 3_000
+
+
+def _frames_to_alarm(scenes: Scenes, seed: int, most: int) -> int:
+    kept = KeptState(RULE.to_text(), ALLOWED, 0.0, SequentialTest(ALLOWED, DELTA), threshold=THRESHOLDS[-1])
+    stream, rng = StillStream(RULE, ALLOWED, spacing_s=0.0, kept=kept), random.Random(f"audits {seed}")
+    for number, (thumbnail, label) in zip(range(most), scenes.stream(seed), strict=False):
+        look = stream.look(thumbnail, float(number), rng.random() < stream.audit_probability)
+        if look.repeats is None or look.is_audit:
+            stream.on_answered(look, _answer(label))
+        if stream.counts.alarms:
+            return number
+    return most
+
+
+def test_audits_thin_out_as_evidence_comes() -> None:
+    """From 10 % to 2 % of the frames, by what was audited since the calibration, and 10 % again after an alarm."""
+    stream = _working_stream()
+    shares = []
+    for _ in range(300):
+        shares.append(stream.audit_probability)
+        _audit(stream, differs=False)
+    assert shares[0] == shares[45] == 0.10 and shares == sorted(shares, reverse=True) and shares[-1] == 0.02
+    while not stream.counts.alarms:
+        _audit(stream, differs=True)
+    assert stream.audit_probability == 0.10
+
+
+def test_frames_that_count_are_apart() -> None:
+    """Frames that arrive at once calibrate only by the times at which the application says they were taken."""
+    with camera(spacing_s=60.0) as door:
+        for _ in range(NEEDED + 1):
+            door.see()
+        (stream,) = door.engine.still_frames.status()
+        assert stream["detail"] == "calibrating: 0 of 90 frames, about 1h30m more"
+        for minute in range(NEEDED + 1):
+            door.see(options=InferOptions(stream="recorded", skip_still=ALLOWED, taken_at_s=1.7e9 + 60.0 * minute))
+        assert [stream["state"] for stream in door.engine.still_frames.status()] == ["calibrating", "repeating"]
+
+
+def test_calibration_and_alarms_survive_a_restart(tmp_path: Path) -> None:
+    """The threshold after an alarm, the test and the reasons; the first frame is answered, as no frame is kept."""
+    file = tmp_path / "still_frames.json"
+    with camera(file=file) as door:
+        door.engine.still_frames.start()
+        door.calibrate()
+        stream = next(iter(door.engine.still_frames._entries.values())).stream
+        before = stream.to_keep()
+        door.engine.still_frames.stop()
+    assert before.threshold > 0 and before.calibration is None and INPUT.tobytes() not in file.read_bytes()
+    with camera(file=file) as door:
+        assert not door.see().report.repeated_age_s and door.see().report.repeated_age_s
+        stream = next(iter(door.engine.still_frames._entries.values())).stream
+        assert stream.to_keep() == before
+        door.engine.still_frames._draw = lambda: ALWAYS
+        flips = count()
+        door.steps["b"]._of = lambda h: np.roll(h, next(flips), axis=-1)
+        while not stream.counts.alarms:
+            door.see()
+            assert next(flips) < 1_000
+        assert stream.to_keep().threshold < before.threshold
+        assert door.engine.still_frames._states()["tiny", "a" * 64, "door"] == stream.to_keep()
+
+
+def test_calibration_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """A device that starts often would never have enough frames."""
+    file = tmp_path / "still_frames.json"
+    for part in range(2):
+        with camera(file=file) as door:
+            door.engine.still_frames.start()
+            for _ in range(31):
+                door.see()
+            assert door.engine.still_frames.status()[0]["detail"].startswith(f"calibrating: {30 + part * 30} of 90")
+            door.engine.still_frames.stop()
+
+
+def test_other_terms_start_anew(tmp_path: Path) -> None:
+    """Another share, another spacing, another release: what was found for one says nothing about the other."""
+    file = tmp_path / "still_frames.json"
+    with camera(file=file) as door:
+        door.engine.still_frames.start()
+        door.calibrate()
+        door.engine.still_frames.stop()
+    for options, how in ((InferOptions(stream="door", skip_still=0.1), {}), (CAMERA, {"spacing_s": 1.0})):
+        with camera(file=file, **how) as door:
+            door.see(options=options)
+            assert door.engine.still_frames.status()[0]["state"] == "calibrating"
+    with camera(file=file) as door:
+        door.engine.serve("tiny", active(LOCAL, digest="b" * 64))
+        door.see()
+        assert door.engine.still_frames.status()[0]["state"] == "calibrating"
+        door.engine.serve("tiny", active(LOCAL))
+        door.see()
+        assert door.engine.still_frames.status()[0]["state"] == "repeating", "a roll-back finds what was found before"
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"{}", b"[1]", b"\xff\xfe", b"[" * 100_000, b"[]" + b" " * 600_000, b'[{"model": "tiny"}]']
+)
+def test_damaged_file_is_a_fresh_start(tmp_path: Path, caplog: pytest.LogCaptureFixture, garbage: bytes) -> None:
+    """With a line in the log that names the file."""
+    file = tmp_path / "still_frames.json"
+    file.write_bytes(garbage)
+    with camera(file=file) as door:
+        door.engine.still_frames.start()
+        door.calibrate()
+        door.engine.still_frames.stop()
+    assert "still_frames.json" in caplog.text and "anew" in caplog.text
+    assert len(read_states(file)) == 1
+
+
+def test_state_that_no_stream_can_have_is_refused() -> None:
+    """A threshold above the laxest would repeat what was never tested."""
+    with pytest.raises(ValueError, match="threshold"):
+        KeptState("class:y", ALLOWED, 0.0, SequentialTest(ALLOWED, DELTA), threshold=1.0)
+
+
+def test_states_are_bounded_and_a_full_disk_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest 64; and nothing raises where they cannot be written."""
+    state = KeptState("class:y", ALLOWED, 0.0, SequentialTest(ALLOWED, DELTA))
+    states = {("tiny", "a" * 64, str(number)): state for number in range(100)}
+    write_states(tmp_path / "states.json", states)
+    assert [key[2] for key in read_states(tmp_path / "states.json")] == [str(number) for number in range(36, 100)]
+    (tmp_path / "file").touch()
+    write_states(tmp_path / "file" / "states.json", states)
+    assert "cannot keep" in caplog.text
+
+
+def test_telemetry_counts_what_came_since_the_last_window() -> None:
+    """Each frame in one window; models without such streams have none."""
+    with camera() as door:
+        assert door.engine.still_frames.take_window() == {}
+        door.calibrate()
+        door.see()
+        door.engine.still_frames.take_window()
+        for _ in range(4):
+            door.see()
+        first = door.engine.still_frames.take_window()["tiny"]
+        door.engine.still_frames._draw = lambda: ALWAYS
+        door.see()
+        second = door.engine.still_frames.take_window()["tiny"]
+        assert (first.repeated, first.audited_same, first.allowed) == (4, 0, ALLOWED)
+        assert (second.repeated, second.audited_same, second.changed) == (0, 1, 0)
+        door.engine.drop("tiny")
+        assert door.engine.still_frames.take_window() == {}
+
+
 def _working_stream() -> StillStream:
     """A stream whose calibration saw frames that stand still."""
-    stream = StillStream(RULE, ALLOWED)
+    stream = StillStream(RULE, ALLOWED, spacing_s=0.0)
     while stream.state == "calibrating":
         stream.on_answered(stream.look(STILL, 1.0, False), _answer(0))
     return stream
@@ -271,4 +435,4 @@ def _audit(stream: StillStream, *, differs: bool) -> None:
 
 
 def _answer(label: int) -> Answer:
-    return Answer({"y": np.eye(4, dtype=np.float32)[label][None]}, Report(release="a" * 64, row="local"))
+    return Answer({"y": np.eye(10, dtype=np.float32)[label][None]}, Report(release="a" * 64, row="local"))

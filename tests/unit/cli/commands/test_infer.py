@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.http1.server import Response, Server
+from edgesplit.oip.options import InferOptions
+from edgesplit.oip.report import Report
 from edgesplit_cli.commands import infer
 
 
@@ -55,3 +59,34 @@ def test_a_device_elsewhere_is_asked_through_the_controller(url: str | None) -> 
 def test_another_devices_agent_at_the_same_address_is_not_asked(agent: Server) -> None:
     """Most agents have the same address, each on its own machine."""
     assert not infer._is_agent_of("cam-2", agent.url)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"variant": "small", "score": 0.93}, "answered by small, score 0.93"),
+        (
+            {"variant": "large", "score": 0.41, "escalated": True},
+            "answered by large, escalated: the first variant was not sure (score 0.41)",
+        ),
+        (
+            {"variant": "large", "escalated": True},
+            "answered by large, escalated: the first variant was not sure (no score)",
+        ),
+        (
+            {"variant": "small", "score": 0.41, "unsure": True},
+            "answered by small, score 0.41; unsure, and the second variant could not be asked in time",
+        ),
+    ],
+)
+def test_a_cascade_says_who_answered_and_how_sure_the_first_was(fields: dict[str, Any], text: str) -> None:
+    """In one line."""
+    assert infer._cascade_text(msgspec.to_builtins(Report(release="r", row="x", **fields))) == text
+
+
+def test_an_option_of_the_agent_is_refused_where_the_controller_would_drop_it() -> None:
+    """The error names the option."""
+    api: Any = FakeApi(None)
+    options = InferOptions(refuse_unsure=True)
+    with pytest.raises(UsageError, match="--refuse-unsure is for a device that is asked directly"):
+        infer._ask_device(api, "cam-1", None, "birds", Path("x.jpg"), 1.0, options, quiet=True)

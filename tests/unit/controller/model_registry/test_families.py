@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from edgesplit.answers.answer_rule import AnswerRule
+from edgesplit.answers.score import score
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.links import parse_link
 from edgesplit.release.manifest import Manifest, decode_manifest, encode_manifest
@@ -15,51 +17,15 @@ from edgesplit.runtime import run_slices
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.model_registry.families import Families, Sample, VariantRequest, family_of
+from edgesplit_controller.model_registry.families import VariantRequest, family_of
 from edgesplit_controller.model_registry.golden import run_whole
-from edgesplit_controller.planning.family_planning import FamilyPlanning
 from edgesplit_controller.planning.planner_service import PlanOptions
-from edgesplit_controller.releases.family_build import BuiltFamily, build_family
+from edgesplit_controller.releases.family_build import BuiltFamily
 from edgesplit_controller.retention.removal import Removal
 from edgesplit_controller.storage.tables.core import Model
-from support.registry_harness import a_model
-from support.release_maker import CLASS, ReleaseMaker
-
-COUNT = 30
-
-
-class FamilyMaker(ReleaseMaker):
-    """Two models of five classes, `small` and `large`, and samples that `large` always gets right."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.large = self._push(a_model(seed=1, width=256), "large")
-        self.families = Families(self.database, self.registry._blobs, self.registry, now=self.clock)
-        rng = np.random.default_rng(3)
-        images = [{"image": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(COUNT)]
-        prepared = self.registry.load(self.large).prepared
-        self.samples: Sequence[Sample] = [
-            (image, int(run_whole(prepared, [image])[0]["scores"].argmax())) for image in images[:3]
-        ] * (COUNT // 3)
-
-    def _push(self, raw: bytes, name: str) -> Model:
-        part = self.registry._blobs.incoming_file()
-        part.write_bytes(raw)
-        return self.registry.push(part, name)
-
-    def create(self, *models: str, labels: Sequence[int] = ()) -> Model:
-        variants = [VariantRequest(model=model) for model in models[:-1]]
-        return self.families.create(
-            "birds", [*variants, VariantRequest(model=models[-1], labels=tuple(labels))], self.samples
-        )
-
-    def build(self, family: Model, **options: object) -> BuiltFamily:
-        """The family's release for one device class, unsigned."""
-        document = family_of(family)
-        assert document is not None
-        planning = FamilyPlanning(self.planning, self.registry)
-        planned = planning.plan(family.ref, document, CLASS, parse_link("wifi"), PlanOptions(**options))  # type: ignore[arg-type]
-        return build_family(family, document, self.registry, {CLASS: planned})
+from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
+from support.family_maker import COUNT, FamilyMaker
+from support.release_maker import CLASS
 
 
 @pytest.fixture
@@ -76,6 +42,57 @@ def test_accuracies_are_measured_with_their_bounds(maker: FamilyMaker) -> None:
         0.1 ** (1 / 30)
     )
     assert family.accuracy(by_name["small"]) < 1.0
+
+
+def test_the_answers_to_the_samples_are_kept(maker: FamilyMaker) -> None:
+    """Labels and scores of each variant, as its whole model gives them, in the family's file and not in its row."""
+    family = maker.create("small", "large")
+    answers = maker.families.answers(family)
+    assert answers.samples == COUNT and answers.answer == "class:scores"
+    large = answers.variants["large"]
+    assert large.labels == answers.truth and set(large.scores) == {"margin", "probability", "entropy"}
+    outputs = run_whole(maker.registry.load(maker.large).prepared, [maker.samples[1][0]])[0]  # type: ignore[list-item]
+    assert large.scores["margin"][1] == pytest.approx(score("margin", AnswerRule("class", ("scores",)), outputs))
+    document = family_of(family)
+    assert document is not None and document.answers is None
+
+
+def test_a_family_of_an_earlier_version_says_to_create_it_again(maker: FamilyMaker) -> None:
+    """Its file has no answers; a model has none either."""
+    family = maker.create("small", "large")
+    document = family_of(family)
+    old = Model(
+        shown=family.shown, sha256=maker.registry._blobs.put(msgspec.json.encode(document)), name="b", version=1
+    )
+    with pytest.raises(UsageError, match=r"create it again .*family create"):
+        maker.families.answers(old)
+    with pytest.raises(UsageError, match="is no family"):
+        maker.families.answers(maker.model)
+
+
+def test_a_cascade_is_signed_with_the_release(maker: FamilyMaker) -> None:
+    """30 samples are three pictures ten times: at 50 % ten may differ, so that one of them stays at least; at 2 % there
+    are too few samples."""
+    family = maker.create("small", "large")
+    asked = CascadeRequest(changed=0.5, variants=("small", "large"))
+    links = {CLASS: parse_link("wifi")}
+    digest, manifest = maker.releasing.prepare(family, links, PlanOptions(cascade=asked))
+    cascade = manifest.plans[CLASS].cascade
+    assert cascade is not None and (cascade.first, cascade.second) == ("small", "large")
+    assert cascade.changed.samples == COUNT and cascade.answer == "class:scores" and 0 < cascade.accuracy <= 1
+    assert decode_manifest(encode_manifest(manifest)).plans[CLASS].cascade == cascade
+    maker.releasing.publish(family, digest, PlanOptions(cascade=asked))
+    with pytest.raises(InfeasibleLimits, match=r"30 samples are too few.*at least 114"):
+        maker.releasing.prepare(family, links, PlanOptions(cascade=CascadeRequest(changed=0.02)))
+    with pytest.raises(UsageError, match="is no family"):
+        maker.releasing.prepare(maker.model, links, PlanOptions(cascade=asked))
+
+
+def test_options_of_a_cascade_survive_the_database() -> None:
+    """Stored with the release as JSON, and read again."""
+    asked = PlanOptions(cascade=CascadeRequest(changed=0.02, variants=("a", "b"), scores=("margin", "entropy")))
+    assert msgspec.convert(asked.as_options(), PlanOptions).cascade == asked.cascade
+    assert "cascade" not in PlanOptions().as_options()
 
 
 def test_the_same_family_is_stored_once(maker: FamilyMaker) -> None:

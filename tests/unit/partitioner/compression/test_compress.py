@@ -13,7 +13,8 @@ from edgesplit.errors import InfeasibleLimits, ModelRefused, UsageError
 from edgesplit.runtime import run_slices
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_partitioner.compression.compress import CompressionResult, compress, confirm
+from edgesplit_partitioner.compression.compress import CompressionResult, compress
+from edgesplit_partitioner.compression.confirm import confirm
 from edgesplit_partitioner.compression.gate import GateTerms
 from edgesplit_partitioner.compression.recipe import Method
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
@@ -22,6 +23,7 @@ from edgesplit_partitioner.slicing import atoms, cut_slices
 from support import onnx_models
 from support.classifiers import Classifier, onnx_classifier, tflite_classifier
 from support.onnx_models import same_bits
+from support.transformers import transformer
 
 RULE = AnswerRule("class", ("scores",))
 TERMS = GateTerms(least_agreement=0.95)
@@ -128,6 +130,27 @@ def test_a_model_without_products_has_no_dynamic_form(tmp_path: Path) -> None:
     rule = AnswerRule("close", tuple(spec.name for spec in model.outputs), tolerance=0.1)
     with pytest.raises(ModelRefused, match="products and recurrences"):
         compress(file, "int8-dynamic", samples, rule, TERMS, out_folder=tmp_path)
+
+
+def test_a_transformer_is_compressed_without_ranges(tmp_path: Path) -> None:
+    """int8-dynamic makes its weights bytes and needs no ranges; its products count as integer ones, and its slices give
+    the whole's bits."""
+    model = transformer()
+    result = run(model, "int8-dynamic", tmp_path, GateTerms(least_agreement=0.9))
+    assert result.verdict.passed and result.path is not None
+    assert result.variant_bytes < 0.6 * result.base_bytes
+    assert (result.recipe.method, result.recipe.calibration_samples) == ("int8-dynamic", 0)
+    base, variant = prepare_model(model.raw), prepare_model(result.path.read_bytes())
+    assert (variant.inputs, variant.outputs) == (base.inputs, base.outputs)
+    works = [[work for layer in each.graph.layers for work in layer.work] for each in (base, variant)]
+    in_float, in_int8 = (sum(work.flops for work in each if work.operator == "gemm") for each in works)
+    assert in_int8 == pytest.approx(in_float, rel=0.01)
+    assert sum(work.flops for work in works[1] if work.is_int8) > 0.8 * in_float
+    layers = [layer.name for layer in variant.graph.layers]
+    whole = _run(tmp_path / "whole", variant, [frozenset(layers)], model)
+    for count in range(1, len(layers), 4):
+        live = _run(tmp_path / str(count), variant, [frozenset(layers[:count])], model)
+        assert same_bits({"scores": live["scores"]}, {"scores": whole["scores"]}), f"cut after {layers[count - 1]}"
 
 
 def test_an_operator_without_an_integer_kernel_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -114,3 +116,33 @@ def test_shipped_profiles_reproduce_the_published_times(name: str) -> None:
     )
     for works, published_ms in NCNN_MS[name]:
         assert Predictor(as_published).layer_s(layer(*works)) * 1e3 == pytest.approx(published_ms, rel=0.35)
+
+
+NCNN_GAIN = {
+    "raspberrypi3b+": ((RESNET50, 587 / 392), (MOBILENET_V1, 108.7 / 67.0)),
+    "raspberrypi4": ((RESNET50, 263 / 197), (MOBILENET_V1, 61.2 / 34.4)),
+    "raspberrypi5": ((RESNET50, 46.2 / 40.8), (MOBILENET_V1, 9.0 / 8.7)),
+    "jetson-nano": ((RESNET50, 204 / 159), (MOBILENET_V1, 42.1 / 30.9)),
+    "jetson-orin-nano": ((RESNET50, 39.3 / 29.9), (MOBILENET_V1, 7.5 / 6.4)),
+}
+"""What ncnn gains by int8, in published times."""
+
+
+@pytest.mark.parametrize("name", list(NCNN_GAIN))
+def test_int8_gains_what_was_published_for_the_board(name: str) -> None:
+    """With the runtime's factor out, the predicted gain of int8 is within 10 % of the table it was derived from."""
+    profile = load_profile(name)
+    as_published = Predictor(
+        msgspec.structs.replace(profile, runtime_factor=msgspec.structs.replace(profile.runtime_factor, value=1.0))
+    )
+    for works, gain in NCNN_GAIN[name]:
+        in_int8 = layer(*(replace(work, is_int8=True) for work in works))
+        assert as_published.layer_s(layer(*works)) / as_published.layer_s(in_int8) == pytest.approx(gain, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["conv", "depthwise", "gemm"])
+def test_without_a_rate_for_integers_they_are_priced_as_float(kind: OperatorClass) -> None:
+    """A profile that says nothing about int8 promises no gain."""
+    work = OperatorWork(kind, 1e9, 1e3)
+    profile = load_profile("generic-x86")
+    assert roofline_s(replace(work, is_int8=True), profile) == roofline_s(work, profile)

@@ -80,7 +80,17 @@ def test_quantised_convolution_finds_its_weights() -> None:
     tail: Shapes = dict.fromkeys(("ws", "wz", "ys", "yz"), ())
     shapes: Shapes = {"x": (1, 3, 8, 8), **scalars, "w": (4, 3, 3, 3), **tail}
 
-    assert work("QLinearConv", shapes, (1, 4, 6, 6)).flops == 2.0 * 4 * 36 * 27
+    quantised = work("QLinearConv", shapes, (1, 4, 6, 6))
+    assert quantised.flops == 2.0 * 4 * 36 * 27 and quantised.is_int8
+    assert not work("Conv", {"x": (1, 3, 8, 8), "w": (4, 3, 3, 3)}, (1, 4, 6, 6)).is_int8
+
+
+@pytest.mark.parametrize("operator", ["MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"])
+def test_a_product_that_is_quantised_in_each_run_counts_as_one(operator: str) -> None:
+    """What `int8-dynamic` makes of a product computes as much as before, in integers."""
+    product = work(operator, {"x": (1, 16, 128), "w": (128, 64)}, (1, 16, 64))
+
+    assert (product.operator, product.flops, product.is_int8) == ("gemm", 2.0 * 16 * 64 * 128, True)
 
 
 @pytest.mark.parametrize(("transposed", "a"), [(0, (1, 128)), (1, (128, 1))])

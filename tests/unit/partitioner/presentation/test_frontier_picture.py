@@ -25,3 +25,12 @@ def test_milliseconds_were_drawn_as_tex_over_each_other() -> None:
     texts = re.findall(r">([^<>]+)</text>", drawn.getvalue().decode())
     assert {"student", "digits", "deadline", "least accuracy", "5", "10", "20", "50"} <= set(texts)
     assert not any("$" in text or "\\" in text for text in texts)
+
+
+def test_a_cascade_is_a_point_of_its_own() -> None:
+    """Under its name, at its mean; without one there is none."""
+    way = {"name": "student, then digits", "accuracy": 0.96, "figures": {"seconds": 0.008}}
+    render_frontier({**PLAN, "cascade": {"way": way}}, drawn := io.BytesIO(), "svg")
+    assert {"student, then digits", "cascade, mean"} <= set(re.findall(r">([^<>]+)</text>", drawn.getvalue().decode()))
+    render_frontier({**PLAN, "cascade": None}, without := io.BytesIO(), "svg")
+    assert b"cascade, mean" not in without.getvalue()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +15,15 @@ from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages, remote_inference
 from edgesplit.mqtt import telemetry as telemetry_module
-from edgesplit.mqtt.messages import Birth, ModelState, Reported
+from edgesplit.mqtt.messages import (
+    Birth,
+    CascadeCounts,
+    ModelState,
+    Reported,
+    StillCounts,
+    Telemetry,
+    TelemetryWindow,
+)
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.messaging.process_sharding import ForwardedChunks
 
@@ -92,6 +102,24 @@ def test_the_walk_covers_every_message() -> None:
     assert {kind.cls for kind in inspect.type_info(messages.Message).types} <= set(ALL)  # type: ignore[attr-defined]
 
 
+def _telemetry(**fields: Any) -> Telemetry:
+    """Telemetry with one window that has these fields."""
+    window = TelemetryWindow(model="birds", release="a" * 64, row="small:local", **fields)
+    return Telemetry(
+        session=1, sequence=0, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_usable=True, models=(window,)
+    )
+
+
+def test_counts_of_cascades_and_still_frames_round_trip() -> None:
+    """A threshold may be negative (entropy); what is zero is not sent."""
+    counts = CascadeCounts(
+        sure=70, escalated=29, unsure=1, audited=3, changed=1, threshold=-0.4, allowed=0.02, answered={"small": 71}
+    )  # fmt: skip
+    message = _telemetry(cascade=counts, still=StillCounts(repeated=5, allowed=0.01))
+    assert messages.decode(messages.encode(message), Telemetry) == message
+    assert b"unaudited" not in messages.encode(message)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -104,6 +132,11 @@ def test_the_walk_covers_every_message() -> None:
         Reported(1, 1, (ModelState("m", "r", "r", "running"),) * 1_200),
         Reported(1, 1, (), safe_mode="s" * (LIMITS.detail_chars + 1)),
         Reported(1, 1, (), gateway_models=(ModelState("m", "r", "r", "staged"),) * 600),
+        _telemetry(cascade=CascadeCounts(answered={f"v{number}": 1 for number in range(9)})),
+        _telemetry(cascade=CascadeCounts(answered={"v" * 81: 1})),
+        _telemetry(cascade=CascadeCounts(threshold=math.inf)),
+        _telemetry(cascade=CascadeCounts(sure=-1)),
+        _telemetry(still=StillCounts(allowed=-0.1)),
     ],
 )
 def test_a_message_with_a_part_too_long_is_malformed(message: messages.Message) -> None:

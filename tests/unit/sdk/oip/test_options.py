@@ -17,6 +17,7 @@ from edgesplit.oip.protocol import Scalar
         InferOptions(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
         InferOptions(stream="door", skip_still=0.01, answer="close:0.1"),
         InferOptions(skip_still=0.0),
+        InferOptions(least_accuracy=0.7, refuse_unsure=True),
     ],
 )
 def test_options_round_trip(wishes: InferOptions) -> None:
@@ -36,6 +37,7 @@ def test_numbers_may_be_text() -> None:
     """Triton's client sends only text, whole numbers and booleans."""
     given = {"edgesplit_stale_ok": "2.5", "edgesplit_queue": "3", "edgesplit_drop": "oldest", "timeout": 5}
     assert from_parameters(given) == InferOptions(drop="oldest", queue=3, stale_ok_s=2.5)
+    assert from_parameters({"edgesplit_refuse_unsure": "true"}) == InferOptions(refuse_unsure=True)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,8 @@ def test_numbers_may_be_text() -> None:
         {"edgesplit_answer": "x" * 201},
         {"edgesplit_answer": 1},
         {"edgesplit_stream": 7},
+        {"edgesplit_refuse_unsure": 1},
+        {"edgesplit_refuse_unsure": "yes"},
     ],
 )
 def test_invalid_option_is_refused(parameters: dict[str, Scalar]) -> None:

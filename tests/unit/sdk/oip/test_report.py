@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgesplit.oip.report import Report
+from edgesplit.oip.report import Report, from_parameters, to_parameters
 from edgesplit_agent.serving.http_endpoint import statistics_parts
 
 
@@ -26,3 +26,12 @@ def test_phases_of_a_joined_request_do_not_exceed_its_own_duration() -> None:
     """A request that joined another one's answer late was reported with more compute time than it took."""
     parts = statistics_parts(Report(release="r", row="local", latency_s=0.5, encode_s=0.1, device_s=0.4), 0.2)
     assert parts == {"queue": 0.0, "compute_input": 0.1, "compute_infer": pytest.approx(0.1)}
+
+
+def test_the_marks_of_a_cascade_travel_with_the_answer() -> None:
+    """A score of 0 is a score; outside of a cascade there is none."""
+    report = Report(release="r", row="small:local", variant="small", score=0.0, unsure=True)
+    assert from_parameters(to_parameters(report)) == report
+    assert to_parameters(report)["edgesplit_score"] == 0.0
+    plain = to_parameters(Report(release="r", row="local"))
+    assert not {"edgesplit_score", "edgesplit_escalated", "edgesplit_unsure"} & set(plain)

@@ -1,0 +1,160 @@
+"""Thresholds of cascades from the answers of a family's variants on its labelled samples; no model runs here.
+
+Every pair of variants and every score that is tried is a promise of its own. Whichever is taken later, by its cost, its
+promise holds with the asked certainty, because the probability to be wrong is divided among all that might have been
+taken (Bonferroni): 1 - certainty for one pair and score, half of it for two. See docs/decisions/0069-cascades.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from edgesplit.answers.comparison import NO_LABEL
+from edgesplit.answers.score import UNSURE, ScoreKind
+from edgesplit.cascade import ChangedShare
+from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit_partitioner.bounds.binomial import check_promise, trials_needed
+from edgesplit_partitioner.bounds.threshold import ThresholdChoice, choose_threshold
+
+CLASS_SCORES: tuple[ScoreKind, ...] = ("probability", "margin", "entropy")
+"""Scores of a classifier's answer; a family's variants are classifiers."""
+
+
+class CascadeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A cascade as an operator asks for it."""
+
+    changed: float
+    """Share of all answers that the first variant may give and the second one would give differently, above 0 and below
+    1."""
+    scores: tuple[str, ...] = ("margin",)
+    """Scores to try; several divide the certainty."""
+    variants: tuple[str, str] | None = None
+    """The first and the second one; None: every pair is tried, which divides the certainty."""
+    certainty: float = 0.9
+    """Probability with which samples give a promise that holds."""
+    audit_share: float = 0.01
+    """Share of the frames that are drawn for audit at work."""
+
+
+class VariantAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A variant's answers to a family's samples, in their order."""
+
+    labels: tuple[int, ...]
+    """What it answers; -1: nothing."""
+    scores: dict[str, tuple[float | None, ...]]
+    """By kind (`CLASS_SCORES`), larger is surer; None: never sure."""
+
+
+class FamilyAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all variants of a family answer to its labelled samples."""
+
+    answer: str
+    """The answer rule on the family's outputs, as text."""
+    truth: tuple[int, ...]
+    """Label of each sample."""
+    variants: dict[str, VariantAnswers]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.truth)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair of variants with a score, by which the first one's answers are told to be sure."""
+
+    first: str
+    second: str
+    score: str
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedCascade:
+    """A candidate with the threshold that keeps the promise, if any does."""
+
+    candidate: Candidate
+    choice: ThresholdChoice
+    right: int
+    """Samples that the cascade answers right; of no use without a threshold."""
+    promise: ChangedShare
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples that the cascade answers right."""
+        return self.right / self.choice.frames
+
+
+def check_request(request: CascadeRequest) -> None:
+    """UsageError where a number is out of range, or a family's variants have no such score."""
+    check_promise(request.changed, 1.0 - request.certainty)
+    if not 0.0 <= request.audit_share <= 1.0:
+        raise UsageError(f"an audit share of {request.audit_share:g} is not between 0 and 1: give one as in 1%")
+    unknown = [score for score in request.scores if score not in CLASS_SCORES]
+    if unknown or not request.scores:
+        raise UsageError(
+            f"answers by class have no score {', '.join(unknown) or 'at all'}: the variants of a family have one"
+            f" output, their classes, so give {', '.join(CLASS_SCORES)}"
+        )
+    if len(set(request.scores)) < len(request.scores):
+        raise UsageError(f"a score is named twice: {', '.join(request.scores)}")
+
+
+def check_samples(samples: int, request: CascadeRequest, tested: int) -> None:
+    """InfeasibleLimits, with the number that it takes, where so few samples cannot show the promise of any of the
+    `tested` pairs and scores even if no answer differs."""
+    delta = 1.0 - request.certainty
+    needed = trials_needed(request.changed, delta / tested)
+    if samples >= needed:
+        return
+    text = (
+        f"{samples} samples are too few to promise that at most {100 * request.changed:g} % of answers differ"
+        f" ({100 * request.certainty:g} % sure): it takes at least {needed}; create the family again with more"
+    )
+    if tested > 1:
+        alone = trials_needed(request.changed, delta)
+        text += f", or name one pair of variants and one score, for which it takes {alone} ({tested} are tried)"
+    raise InfeasibleLimits(text)
+
+
+def calibrate(
+    answers: FamilyAnswers, candidates: Sequence[Candidate], request: CascadeRequest, tested: int
+) -> list[CalibratedCascade]:
+    """The threshold of each candidate, with promises that hold all at once, as often as was asked.
+
+    `tested`: number of candidates among which the certainty is divided; at least all that these samples, had they been
+    others, might have made one. InfeasibleLimits where there are too few samples for any.
+    """
+    check_samples(answers.samples, request, tested)
+    return [_calibrate(answers, candidate, request, tested) for candidate in candidates]
+
+
+def _calibrate(answers: FamilyAnswers, candidate: Candidate, request: CascadeRequest, tested: int) -> CalibratedCascade:
+    first, second = answers.variants[candidate.first], answers.variants[candidate.second]
+    scores = [UNSURE if score is None else score for score in first.scores[candidate.score]]
+    differs = [
+        ours == NO_LABEL or ours != theirs for ours, theirs in zip(first.labels, second.labels, strict=True)
+    ]  # fmt: skip
+    choice = choose_threshold(scores, differs, request.changed, (1.0 - request.certainty) / tested)
+    least = math.inf if choice.threshold is None else choice.threshold
+    given = [
+        ours if score >= least else theirs
+        for score, ours, theirs in zip(scores, first.labels, second.labels, strict=True)
+    ]
+    promise = ChangedShare(
+        at_most=request.changed, certainty=request.certainty, samples=choice.frames, differing=choice.changed
+    )
+    return CalibratedCascade(candidate, choice, count_right(given, answers.truth), promise)
+
+
+def count_right(labels: Collection[int], truth: Collection[int]) -> int:
+    """Answers that are the sample's label; no answer is never right."""
+    return sum(ours == label != NO_LABEL for ours, label in zip(labels, truth, strict=True))
+
+
+warm_up_structs(__name__)
