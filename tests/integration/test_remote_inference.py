@@ -63,8 +63,21 @@ def connected(cloud: Cloud, folder: Path, role: str) -> Iterator[Device]:
 
 
 def asking(cloud: Cloud, name: str, *words: str) -> subprocess.Popen[str]:
-    """`edgectl infer` on a device, running."""
-    command = [*cloud._edgectl(), "infer", "digits", str(FRAME_FILE), "--device", name, "--deadline", "50", *words]
+    """`edgectl infer` on a device, running; Ctrl-C ends it, also where the tests run in the background of a shell that
+    ignores it."""
+    command = [
+        "env",
+        "--default-signal=INT",
+        *cloud._edgectl(),
+        "infer",
+        "digits",
+        str(FRAME_FILE),
+        "--device",
+        name,
+        "--deadline",
+        "50",
+        *words,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
