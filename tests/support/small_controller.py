@@ -78,7 +78,9 @@ def chunk_of(data: bytes) -> Chunk:
 class TinyRelease:
     """A release of y = (x + 1) * factor, cut between the two, with a golden input."""
 
-    def __init__(self, version: int, factor: float = 2.0, golden: npt.NDArray[np.float32] | None = None) -> None:
+    def __init__(
+        self, version: int, factor: float = 2.0, golden: npt.NDArray[np.float32] | None = None, forced_row: str = ""
+    ) -> None:
         files = {
             "a": one_operator_model("x", "h", "Add", np.ones(4, np.float32)),
             "b": one_operator_model("h", "y", "Mul", np.full(4, factor, np.float32)),
@@ -97,7 +99,10 @@ class TinyRelease:
             ),
             Row(name="local", device=("a", "b"), device_s=0.05),
         )
-        plan = Plan(model=f"tiny@{version}", device_class="pi4", rows=rows, link=LINK, slice_s={"a": 0.001, "b": 0.03})
+        plan = Plan(
+            model=f"tiny@{version}", device_class="pi4", rows=rows, link=LINK, slice_s={"a": 0.001, "b": 0.03},
+            forced_row=forced_row,
+        )  # fmt: skip
         self.raw = manifest.encode_manifest(
             Manifest(
                 model=f"tiny@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
