@@ -45,7 +45,7 @@ from edgesplit_controller.fleet.rows import (
 from edgesplit_controller.history.buckets import Span
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.model_registry.families import Families, VariantRequest, family_of, family_to_dict
-from edgesplit_controller.model_registry.registry import Registry, read_tensors
+from edgesplit_controller.model_registry.registry import Registry, read_tensors, refuse_family
 from edgesplit_controller.model_registry.sample_sets import SampleSets
 from edgesplit_controller.model_registry.variants import GateRequest, StoredVariant, Variants
 from edgesplit_controller.planning.planner_service import (
@@ -280,6 +280,14 @@ class Controller:
             costs = self.planner.with_changed_answers(model, costs, confirm, options)
         result: dict[str, Any] = msgspec.to_builtins(costs)
         return result
+
+    def exit_answers(self, reference: str, exit_output: str) -> dict[str, Any]:
+        """Heavy, if it was not asked for since samples were added. What a model answers to its samples by an early exit
+        and by its final output; UsageError for a family."""
+        model = self.registry.get(reference)
+        refuse_family(model)
+        answers: dict[str, Any] = msgspec.to_builtins(self.planner.exit_answers(model, exit_output))
+        return answers
 
     # ---- plans and deployments --------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 The first variant's local row answers. Where the score of its answer is below the threshold the request is escalated:
 the second, more accurate variant is asked, by any of its rows. See docs/decisions/0069-cascades.md.
+
+An early exit is a cascade within one model: its first layers answer by an output of their own, and where they are
+unsure the same request goes on behind them. See docs/decisions/0070-early-exits.md.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from edgesplit.msgspec_warmup import warm_up_structs
 
 MOST_SCORE: Final = 1e15
 """No score that is reported is larger; as a threshold it says that no answer is sure."""
+EXIT, WHOLE = "exit", "whole"
+"""`Cascade.first` and `Cascade.second` of an early exit."""
 
 
 class ChangedShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +68,9 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     0: not known, then the first variant's own counts."""
     audit_share: float = 0.01
     """Probability with which a frame is drawn, so that a sure answer to it is compared with the second variant's."""
+    exit_output: str = ""
+    """Of an early exit: the tensor by which the model's first layers answer. It is no output of the release; its
+    values are given as the release's only one. Empty: a cascade of two variants."""
 
 
 def cascade_problem(cascade: Cascade) -> str:

@@ -27,15 +27,19 @@ class CascadeRows:
 
     cascade: Cascade
     first: Row
-    """The first variant's local row."""
+    """The first variant's local row; of an early exit the slices up to it."""
     second: Plan
-    """The plan with only the second variant's rows; it may have none here."""
+    """The plan with only the second variant's rows; it may have none here. Of an early exit all of them, which are gone
+    on by behind it."""
 
 
-def cascade_rows(plan: Plan) -> CascadeRows | None:
+def cascade_rows(plan: Plan, exit_slices: tuple[str, ...] = ()) -> CascadeRows | None:
     """The cascade by which requests are answered; None where the plan has none, its first variant has no row here, or
-    the operator forces a row."""
+    the operator forces a row. `exit_slices`: of an early exit, the slices that compute it; every row has them."""
     cascade = plan.cascade
+    if cascade is not None and cascade.exit_output:
+        seconds = sum(plan.slice_s.get(name, 0.0) for name in exit_slices)
+        return CascadeRows(cascade, Row(name=cascade.first, device=exit_slices, device_s=seconds), plan)
     if cascade is None or plan.forced_row:
         return None
     first = next((row for row in plan.rows if row.is_local and row.variant == cascade.first), None)

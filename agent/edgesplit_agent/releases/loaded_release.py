@@ -159,12 +159,20 @@ class LoadedRelease:
         """Whether it has golden inputs, and can run them on this device alone."""
         return bool(self.manifest.golden) and self.plan.local is not None
 
+    @cached_property
+    def exit_slices(self) -> tuple[str, ...]:
+        """The slices that compute the plan's early exit, in an order in which they can run; empty where it has none."""
+        cascade = self.plan.cascade
+        return self.manifest.slices_for(cascade.exit_output) if cascade is not None and cascade.exit_output else ()
+
     @property
     def only_row(self) -> Row | None:
         """The plan's only row, where it has exactly one and that runs on the device alone; otherwise None. None for a
-        family too: a request may ask for more accuracy than the row has."""
+        family too: a request may ask for more accuracy than the row has; and with an early exit, where it may end.
+        """
         rows = self.plan.rows
-        return rows[0] if len(rows) == 1 and rows[0].is_local and not rows[0].variant else None
+        is_only = len(rows) == 1 and rows[0].is_local and not rows[0].variant and self.plan.cascade is None
+        return rows[0] if is_only else None
 
     def order(self, names: Collection[str]) -> list[str]:
         """These slices in an order in which they can run. Where a compiled slice covers all of them but the input

@@ -3,7 +3,8 @@
 A request is answered within its own deadline: the first answer is kept while the second variant is asked, and given,
 marked as unsure, where that one cannot be asked in time. Audits run after the answer was given, on threads of their
 own, of each cascade one at a time. What is decided is in `policy.escalation` and `policy.cascade_audit`. See
-docs/decisions/0069-cascades.md.
+docs/decisions/0069-cascades.md. With an early exit the first variant is the model's own first layers, and the second
+one all of it, which goes on behind them (0070-early-exits.md).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from edgesplit_agent.policy.escalation import (
     may_answer_unsure,
 )
 from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.serving.early_exit import kept_boundary
 from edgesplit_agent.serving.local_executor import Live
 from edgesplit_agent.serving.request import Answer, Request
 from edgesplit_agent.serving.thread_pool import BoundedThreads
@@ -92,6 +94,7 @@ class _Entry:
     """What an answer is; None where the cascade's rule does not fit the outputs: then none is sure."""
     rows_of: tuple[Plan, CascadeRows | None]
     """The rows of that plan: it is another one once the device has measured its own speed."""
+    exit_slices: tuple[str, ...] = ()
     alarmed_at: float = -ALARM_S
     stored_at: float = field(default_factory=perf_counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -99,7 +102,7 @@ class _Entry:
     def rows(self, plan: Plan) -> CascadeRows | None:
         """The cascade's rows in that plan."""
         if self.rows_of[0] is not plan:
-            self.rows_of = (plan, cascade_rows(plan))
+            self.rows_of = (plan, cascade_rows(plan, self.exit_slices))
         return self.rows_of[1]
 
 
@@ -232,7 +235,7 @@ class Cascades:
 
     def _new_entry(self, model: str, release: LoadedRelease) -> _Entry | None:
         plan = release.plan
-        rows = cascade_rows(plan)
+        rows = cascade_rows(plan, release.exit_slices)
         if rows is None:
             return None
         with self._lock:
@@ -240,7 +243,7 @@ class Cascades:
         audit = CascadeAudit(rows.cascade, self._store.load(release.digest), totals, self._limits)
         if audit.threshold != rows.cascade.threshold:
             log.warning("%s: audits had raised the threshold to %.4g, and it stays", model, audit.threshold)
-        return _Entry(audit, release.digest, _rule(release, rows), (plan, rows))
+        return _Entry(audit, release.digest, _rule(release, rows), (plan, rows), release.exit_slices)
 
     # One request
 
@@ -306,7 +309,7 @@ class Cascades:
         why = f"{name} was unsure, {_score_text(frame, first)}" if first is not None else f"{name} failed"
         marked = msgspec.structs.replace(
             report, escalated=True, score=first.score if first is not None else None,
-            predicted_s=report.predicted_s + (first.answer.report.predicted_s if first is not None else 0.0),
+            predicted_s=report.predicted_s + _predicted_before_s(frame, first),
             reason=shorten(f"{why}; {report.reason}", ROW_REASON_CHARS),
         )  # fmt: skip
         with frame.entry.lock:
@@ -438,14 +441,21 @@ def _score_text(frame: _Frame, first: _First | None) -> str:
     return f"{given}, {frame.threshold:.3g} needed" if frame.threshold < MOST_SCORE else f"{given}, none is enough now"
 
 
+def _predicted_before_s(frame: _Frame, first: _First | None) -> float:
+    """Predicted seconds of the first answer, where they are not among those of the second one's row."""
+    return first.answer.report.predicted_s if first is not None and frame.request.computed is None else 0.0
+
+
 def _audit_request(frame: _Frame) -> Request:
-    """The frame as a request of the audits."""
+    """The frame as a request of the audits, which goes on behind an early exit."""
     asked = frame.request
+    computed = kept_boundary(asked.release, asked.computed) if asked.computed is not None else None
+    inputs = _copies(asked.inputs) if computed is None else computed.live
     audit = Request(
-        f"audit-{uuid4().hex}", asked.model, asked.release, _copies(asked.inputs), perf_counter() + AUDIT_DEADLINE_S,
+        f"audit-{uuid4().hex}", asked.model, asked.release, inputs, perf_counter() + AUDIT_DEADLINE_S,
         asked.target, options=InferOptions(hedge="never"), is_background=True,
     )  # fmt: skip
-    audit.variant_plan = frame.rows.second
+    audit.variant_plan, audit.computed = frame.rows.second, computed
     return audit
 
 

@@ -62,11 +62,12 @@ from edgesplit_agent.serving.cascade import Cascades, CascadeSteps
 from edgesplit_agent.serving.device_queue import DeviceQueue
 from edgesplit_agent.serving.device_speed import DeviceSpeed
 from edgesplit_agent.serving.direct_access import DirectAccess, IsSettled, LaneConditions
+from edgesplit_agent.serving.early_exit import exit_outputs
 from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
 from edgesplit_agent.serving.local_executor import Live, LocalExecutor
 from edgesplit_agent.serving.offload_race import OffloadRace, build_answer
 from edgesplit_agent.serving.queue_policy import TOTAL_ROOM_FACTOR
-from edgesplit_agent.serving.request import Answer, Prediction, Request, served_name
+from edgesplit_agent.serving.request import Answer, Computed, Prediction, Request, served_name
 from edgesplit_agent.serving.request_trace import RequestTrace
 from edgesplit_agent.serving.stale_cache import StaleAnswerCache
 from edgesplit_agent.serving.still_frames import StillFrames
@@ -411,13 +412,16 @@ class Engine:
     # The steps of a cascade
 
     def _run_first(self, request: Request, row: Row) -> tuple[Answer, Live]:
-        """Answer by that local row; its energy is not recorded yet."""
+        """Answer by that local row, or by the early exit up to which it runs; its energy is not recorded yet."""
         conditions = self._with_clock_cap(request.target.conditions)
         expected = _predict(RowChoice(row), request.release.plan, conditions, "", "")
         try:
             live = self._run_device_part(request, row)
         except _DevicePartFailed as failure:
             raise failure.error from None
+        if request.release.exit_slices:
+            request.computed = Computed(frozenset(row.device), live)
+            live = {**live, **exit_outputs(request.release, live)}
         return build_answer(request, expected, live), live
 
     def _answer_unseen(self, request: Request) -> Answer:
@@ -547,10 +551,12 @@ class Engine:
         return Answer(answer.outputs, msgspec.structs.replace(report, joules=joules, joules_basis=basis))
 
     def _run_device_part(self, request: Request, row: Row) -> Live:
-        """Run the device's part of this row; its measured times are learnt afterwards. Raises _DevicePartFailed."""
-        release = request.release
+        """Run the device's part of this row, as far as it was not computed yet; its measured times are learnt
+        afterwards. Raises _DevicePartFailed."""
+        release, done = request.release, request.computed or Computed(frozenset(), request.inputs)
+        order = release.order(set(row.device) - done.slices)
         try:
-            live = self._executor.run_in_time(request, release.order(row.device), request.inputs, request.timing)
+            live = self._executor.run_in_time(request, order, done.live, request.timing)
         except InferenceFailed as error:
             raise _DevicePartFailed(error) from error
         request.has_device_times = True

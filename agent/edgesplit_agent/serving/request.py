@@ -25,6 +25,15 @@ class Answer:
     report: Report
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What the device has computed for a request, so that it is not computed again."""
+
+    slices: frozenset[str]
+    live: Mapping[str, Tensor]
+    """The request's inputs, and what the slices made."""
+
+
 @dataclass(eq=False)
 class Request:
     """One request. It keeps the release with which it began."""
@@ -53,6 +62,8 @@ class Request:
     variant_plan: Plan | None = None
     """The plan with only the rows of the variant that a cascade asks now; None: all of the release's rows may answer.
     """
+    computed: Computed | None = None
+    """Behind an early exit: what was computed up to it, from where the rows of the release go on."""
 
     def __post_init__(self) -> None:
         self.queue_entry = QueueEntry(self.model, self.options, self.deadline, is_background=self.is_background)

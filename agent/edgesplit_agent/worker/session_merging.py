@@ -5,10 +5,10 @@ Only in mode `fast`: in mode `exact`, where results must be reproducible bit by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgesplit.plan import Plan
+from edgesplit.plan import Plan, Row
 from edgesplit.release.manifest import Manifest, Slice
 from edgesplit.runtime import Program, Tensor, Tensors, Timing, run_slices
 from edgesplit.runtime.onnx_merge import mergeable_runs
@@ -25,14 +25,23 @@ def merges_of(manifest: Manifest, plan: Plan, max_bytes: int) -> tuple[MergeSpec
     merges: dict[MergeSpec, None] = {}
     held_bytes = 0
     for row in sorted(plan.rows, key=lambda row: not row.is_local):
-        order = [slice_.name for slice_ in manifest.slices if slice_.name in row.device]
-        for run in mergeable_runs(order, onnx):
-            merge = MergeSpec(run, _outputs(manifest, order, run))
-            size = sum(manifest.slice(name).bytes for name in run)
-            if merge not in merges and len(merges) < MAX_MERGES and held_bytes + size <= max_bytes:
-                merges[merge] = None
-                held_bytes += size
+        for order in _orders(manifest, row):
+            for run in mergeable_runs(order, onnx):
+                merge = MergeSpec(run, _outputs(manifest, order, run))
+                size = sum(manifest.slice(name).bytes for name in run)
+                if merge not in merges and len(merges) < MAX_MERGES and held_bytes + size <= max_bytes:
+                    merges[merge] = None
+                    held_bytes += size
     return tuple(merges)
+
+
+def _orders(manifest: Manifest, row: Row) -> Iterator[list[str]]:
+    """What runs at once of the row's slices here: all, or those up to an early exit and those behind it."""
+    order = [slice_.name for slice_ in manifest.slices if slice_.name in row.device]
+    before = {name for output in manifest.exit_outputs for name in manifest.slices_for(output)}
+    yield [name for name in order if name not in before]
+    if before:
+        yield [name for name in order if name in before]
 
 
 def _outputs(manifest: Manifest, order: Sequence[str], run: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,13 @@ from edgesplit.device_profile import is_path
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
-from edgesplit_cli.local.costs import ANY_DEVICE, count_changed_answers, measure_costs, predict_costs
+from edgesplit_cli.local.costs import (
+    ANY_DEVICE,
+    compare_at_exit,
+    count_changed_answers,
+    measure_costs,
+    predict_costs,
+)
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.cascade import NAMES as CASCADE
 from edgesplit_cli.options.cascade import cascade_body, cascade_options
@@ -29,6 +35,7 @@ from edgesplit_cli.views.plan import print_plan
 
 if TYPE_CHECKING:
     from edgesplit_partitioner import Costs
+    from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers
 
 Tiers = Sequence[tuple[str, str, Link]]
 
@@ -104,7 +111,9 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
     from edgesplit_partitioner import describe
     from edgesplit_partitioner.costs.foreign_server import adapt_limits, costs_for_foreign_server
     from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
+    from edgesplit_partitioner.planner.early_exit import plan_exit
     from edgesplit_partitioner.planner.planner import tensors_to_confirm
+    from edgesplit_partitioner.presentation.plan_json import describe_exit
 
     if options["plot"]:
         from edgesplit_cli.views.plan_picture import check_file
@@ -140,8 +149,11 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
         return
     if options["least_accuracy"]:
         raise UsageError(f"{what} is no family: --least-accuracy chooses among the variants of one")
-    if cascade:
-        raise UsageError(f"{what} is no family: --cascade is of two variants of one (`edgectl family create`)")
+    if cascade and "exit_output" not in cascade:
+        raise UsageError(
+            f"{what} is no family: --cascade is of two variants of one (`edgectl family create`), or with --exit OUTPUT"
+            " of a model that has an output of its first layers"
+        )
     costs = _load_costs(data, source)
     objective = options["objective"] or "latency"
     if options["offload"]:
@@ -153,7 +165,13 @@ def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
     if source.max_changed:
         tensors = tensors_to_confirm(costs, links, objective=objective, limits=limits, codecs=codecs)
         costs = _with_changed_answers(data, source, costs, tensors)
-    result = describe(costs, links, objective=objective, limits=limits, codecs=codecs)
+    if cascade:
+        planned = plan_exit(
+            costs, links, *_exit_arguments(data, source, cascade), objective=objective, limits=limits, codecs=codecs
+        )
+        costs, result = planned.result.costs, describe_exit(planned)
+    else:
+        result = describe(costs, links, objective=objective, limits=limits, codecs=codecs)
     reasons = None
     if options["explained"]:
         from edgesplit_partitioner.presentation.explain import explain
@@ -224,6 +242,29 @@ def _cascade_arguments(data: Path, family: str, cascade: dict[str, Any]) -> dict
     check_request(request)
     answers = connect(data).get(f"/v1/families/{quote(family)}/answers")
     return {"cascade": request, "answers": msgspec.convert(answers, FamilyAnswers)}
+
+
+def _exit_arguments(
+    data: Path, source: CostsSource, cascade: dict[str, Any]
+) -> tuple[CascadeRequest, FamilyAnswers]:  # fmt: skip
+    """The early exit that was asked for, and what the model answers to its samples by it and as a whole."""
+    from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers, check_request
+
+    request = msgspec.convert(cascade, CascadeRequest)
+    check_request(request)
+    if is_file(source.what) and not source.what.endswith(".json") and is_model_file(Path(source.what)):
+        if source.samples is None:
+            raise UsageError("--exit needs --samples: the exit's answers are compared with the whole model's")
+        model = open_model(data, source.what, source.input_text, source.bindings)
+        return request, compare_at_exit(model, request.exit_output, source.samples, quiet=source.quiet)
+    if source.what.endswith(".json") or Path(source.what).is_file():
+        raise UsageError(
+            f"{source.what} is a costs file, without samples to compare an early exit's answers on: plan a model"
+        )
+    api, path = connect(data), f"/v1/models/{quote(source.what)}/exit-answers"
+    with controller_progress(api, path, f"comparing answers of {source.what}", quiet=source.quiet):
+        answers = api.get(path, output=request.exit_output)
+    return request, msgspec.convert(answers, FamilyAnswers)
 
 
 def _forced_limit(partition: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from edgesplit_cli.progress import progress_text
 
 if TYPE_CHECKING:
     from edgesplit_partitioner import Costs
+    from edgesplit_partitioner.planner.cascade_calibration import FamilyAnswers
 
 
 ANY_DEVICE = "generic-x86"
@@ -75,6 +76,18 @@ def count_changed_answers(
         measured = LocalMeasurer().changes(loaded, [every[position] for position in confirming], chosen, rule)
     changed = with_changes(chosen, measured)
     return costs.with_tensors(lambda name, cost: changed.get(name, cost))
+
+
+def compare_at_exit(model: LocalModel, exit_output: str, samples: Path, *, quiet: bool = False) -> FamilyAnswers:
+    """What the model answers to the samples by an early exit and by its final output."""
+    from edgesplit_controller.model_registry.early_exits import answers_at_exit
+
+    loaded = model.loaded
+    every = read_samples(samples, loaded.spec, MOST_SAMPLES, inputs=[spec.name for spec in loaded.prepared.inputs])
+    _check_samples(every, model)
+    with progress_text(f"comparing answers of {model.name}", quiet=quiet) as report:
+        report(f"{exit_output}, {len(every)} samples")
+        return answers_at_exit(loaded, exit_output, every)
 
 
 def measure_costs(

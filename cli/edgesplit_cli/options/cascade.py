@@ -1,4 +1,5 @@
-"""The options by which `edgectl plan` and `edgectl deploy` ask for a cascade of two variants of a family."""
+"""The options by which `edgectl plan` and `edgectl deploy` ask for a cascade of two variants of a family, or for an
+early exit of a model."""
 
 from __future__ import annotations
 
@@ -22,12 +23,17 @@ cascade_options = option_group(
     click.option(
         "--cascade", is_flag=True,
         help="Of a family: a fast variant answers on the device where it is sure, and a more accurate one is asked"
-        " otherwise. Needs --changed.",
+        " otherwise. Of a model with --exit: its first layers. Needs --changed.",
+    ),
+    click.option(
+        "--exit", "exit_output", metavar="OUTPUT",
+        help="With --cascade, of one model with two outputs: this one answers where it is sure, and the rest of the"
+        " layers runs otherwise, so that nothing is computed twice.",
     ),
     click.option(
         "--changed", type=FRACTION, metavar="SHARE",
         help="With --cascade: answers that may differ from those of the more accurate variant, as in 2%: bounded on the"
-        " family's samples, of which it takes 114 for 2% and 230 for 1%.",
+        " family's or the model's samples, of which it takes 114 for 2% and 230 for 1%.",
     ),
     click.option(
         "--score", "scores", multiple=True, metavar="KIND",
@@ -47,18 +53,18 @@ cascade_options = option_group(
         help="With --cascade: frames drawn at work, on which both variants are compared. [default: 1%]",
     ),
 )  # fmt: skip
-NAMES = ("cascade", "changed", "scores", "pair", "certainty", "audit_share")
+NAMES = ("cascade", "exit_output", "changed", "scores", "pair", "certainty", "audit_share")
 
 
 def cascade_body(
-    *, cascade: bool, changed: float | None, scores: tuple[str, ...], pair: tuple[str, str] | None,
-    certainty: float | None, audit_share: float | None,
+    *, cascade: bool, exit_output: str | None, changed: float | None, scores: tuple[str, ...],
+    pair: tuple[str, str] | None, certainty: float | None, audit_share: float | None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """The cascade as the API and the planner take it; None where none is asked for. Usage error where an option needs
     another."""
     given = {
-        "--changed": changed, "--score": scores or None, "--cascade-variants": pair, "--certainty": certainty,
-        "--audit-share": audit_share,
+        "--exit": exit_output, "--changed": changed, "--score": scores or None, "--cascade-variants": pair,
+        "--certainty": certainty, "--audit-share": audit_share,
     }  # fmt: skip
     if not cascade:
         without = next((option for option, value in given.items() if value is not None), None)
@@ -68,5 +74,13 @@ def cascade_body(
         return None
     if changed is None:
         raise click.UsageError("--cascade needs --changed SHARE: how many answers may differ, as in --changed 2%")
-    optional = {"variants": pair, "certainty": certainty, "audit_share": audit_share, "scores": scores or None}
+    if exit_output and pair:
+        raise click.UsageError("--exit is of one model, and --cascade-variants are of a family: give one of them")
+    optional = {
+        "exit_output": exit_output,
+        "variants": pair,
+        "certainty": certainty,
+        "audit_share": audit_share,
+        "scores": scores or None,
+    }
     return {"changed": changed, **{name: value for name, value in optional.items() if value is not None}}

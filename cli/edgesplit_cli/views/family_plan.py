@@ -53,6 +53,8 @@ def cascade_text(cascade: dict[str, Any]) -> str:
     """A plan's cascade, as it is signed, in a sentence."""
     signed = msgspec.convert(cascade, Cascade)
     stay = f"{100 * (1 - signed.escalated):.3g} % of frames stay here"
+    if signed.exit_output:
+        return f"early exit {signed.exit_output}, then the rest where unsure: {stay}; {signed.changed.text}"
     return f"cascade: {signed.first}, then {signed.second} where unsure: {stay}; {signed.changed.text}"
 
 

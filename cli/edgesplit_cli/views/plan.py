@@ -11,6 +11,7 @@ from edgesplit import plan as plans
 from edgesplit.cascade import ChangedShare
 from edgesplit.quantities import format_size
 from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, table
+from edgesplit_cli.views.exit_plan import print_exit
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
 COLUMNS = (
@@ -64,6 +65,8 @@ def print_plan(plan: dict[str, Any]) -> None:
         (row["changed"] for row in plan["table"]["rows"] if row["name"] == best and "changed" in row), None
     ):
         out.print(changed_text(changed))
+    if "exit" in plan:
+        print_exit(plan["exit"])
     headings = ("row", "best at this round trip while the uplink is")
     out.print(table(headings, map(_range_row, plan["ranges"]), title="switching table"))
 

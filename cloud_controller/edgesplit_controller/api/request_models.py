@@ -129,13 +129,15 @@ class CascadeBody(Body):
     """The first and the second variant; none: every pair is tried."""
     certainty: float = 0.9
     audit_share: float = 0.01
+    exit_output: str = Field(default="", max_length=500)
+    """Of one model: its output by which its first layers answer."""
 
     def to_request(self) -> CascadeRequest:
         """The cascade as the planner takes it."""
         pair = (self.variants[0], self.variants[1]) if self.variants else None
         return CascadeRequest(
             changed=self.changed, scores=tuple(self.scores), variants=pair, certainty=self.certainty,
-            audit_share=self.audit_share,
+            audit_share=self.audit_share, exit_output=self.exit_output,
         )  # fmt: skip
 
 
@@ -152,7 +154,7 @@ class PlanOptionsBody(Body):
     least_accuracy: float = 0.0
     """Of a family: no request is answered by a variant of less accuracy, 0 to 1."""
     cascade: CascadeBody | None = None
-    """Of a family."""
+    """Of a family, or of a model with an early exit."""
     offload: str = Field(default="", max_length=500)
     """URL of a third-party inference server that runs the remote halves."""
     answer: str = Field(default="", max_length=500)

@@ -29,6 +29,7 @@ from edgesplit.release.manifest import TensorSpec
 from edgesplit.variant_choice import ACCURACY
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.job_progress import report_step
+from edgesplit_controller.model_registry.early_exits import answers_at_exit
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.model_registry.sample_sets import BlobSamples
 from edgesplit_controller.storage.database import Database
@@ -38,10 +39,13 @@ from edgesplit_partitioner.costs.build import build_costs, with_tier
 from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, with_measurements
 from edgesplit_partitioner.costs.model import TensorCost
+from edgesplit_partitioner.edgetpu import is_edge_tpu
 from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
-from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
+from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers
 from edgesplit_partitioner.planner.changed_answers import check_samples
+from edgesplit_partitioner.planner.early_exit import ExitPlan, plan_exit
 from edgesplit_partitioner.planner.planner import tensors_to_confirm
+from edgesplit_partitioner.presentation.plan_json import describe_exit
 from edgesplit_partitioner.profiling.codecs import (
     AnswerChanges,
     CodecMeasurements,
@@ -100,7 +104,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_accuracy: float = 0.0
     """Of a family: no request is answered by a variant of less accuracy, 0 to 1."""
     cascade: CascadeRequest | None = None
-    """Of a family: a fast variant answers where it is sure, and a more accurate one is asked otherwise."""
+    """Of a family: a fast variant answers where it is sure, and a more accurate one is asked otherwise. Of a model:
+    its early exit answers where it is sure, and the rest runs otherwise."""
     encrypt: bool = False
     """The release's slices are encrypted; the planner does not use this."""
     offload: str = ""
@@ -359,6 +364,15 @@ class StoredChanges(msgspec.Struct, frozen=True, kw_only=True):
     """The codecs that were compared, with their clips, by tensor."""
 
 
+class StoredExits(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of early exits and of the whole model as stored, of the exits that plans asked for so far."""
+
+    count: int = 0
+    """Samples that the model had."""
+    answers: dict[str, FamilyAnswers] = {}
+    """By the output that is the exit."""
+
+
 class SliceFactors(msgspec.Struct, frozen=True, kw_only=True):
     """Ratios of the seconds of whole slices to the sums over their layers, by plan table."""
 
@@ -462,9 +476,40 @@ class PlanningService:
         costs = self.costs(model, device_class, lossy=options.lossy, tiers=tiers, at_work=measured is None)
         costs, options = self._effective(model, costs, links, options, measured)
         report_step(f"planning for {device_class}")
+        if options.cascade is not None:
+            return self._plan_exit(model, device_class, costs, links, options, options.cascade).result
         return plan(
             costs, links, objective=options.model_objective, limits=options.planner_limits(), codecs=options.codecs
         )
+
+    def _plan_exit(
+        self, model: Model, device_class: str, costs: Costs, links: Mapping[str, Link], options: PlanOptions,
+        request: CascadeRequest,
+    ) -> ExitPlan:  # fmt: skip
+        """The plan of a model with an early exit."""
+        if is_edge_tpu(device_profile(device_class)):
+            raise UsageError(
+                f"{device_class} runs its part of a model compiled as one, so nothing can end before it: plan without"
+                " --exit"
+            )
+        return plan_exit(
+            costs, links, request, self.exit_answers(model, request.exit_output), objective=options.model_objective,
+            limits=options.planner_limits(), codecs=options.codecs,
+        )  # fmt: skip
+
+    def exit_answers(self, model: Model, exit_output: str) -> FamilyAnswers:
+        """Heavy, if it was not asked for since samples were added. What the model answers to its samples by an early
+        exit and by its final output. UsageError where that output is no early exit of the model."""
+        entries = self._registry.sample_entries(model)
+        stored = msgspec.convert(self._stored(model, "exits") or {}, StoredExits)
+        if stored.count == len(entries) and exit_output in stored.answers:
+            return stored.answers[exit_output]
+        samples = BlobSamples(self._registry.blobs, entries)
+        answers = answers_at_exit(self._registry.load(model), exit_output, samples)
+        known = stored.answers if stored.count == len(entries) else {}
+        kept = StoredExits(count=len(entries), answers={**known, exit_output: answers})
+        self._store(model, "exits", msgspec.to_builtins(kept))
+        return answers
 
     def _effective(
         self, model: Model, costs: Costs, links: Mapping[str, Link], options: PlanOptions,
@@ -490,6 +535,10 @@ class PlanningService:
         costs, options = self._effective(
             model, self.costs(model, device_class, lossy=options.lossy), links_through(link), options
         )
+        if options.cascade is not None:
+            return describe_exit(
+                self._plan_exit(model, device_class, costs, links_through(link), options, options.cascade)
+            )
         return describe(
             costs, link, objective=options.model_objective, limits=options.planner_limits(), codecs=options.codecs
         )
@@ -679,8 +728,11 @@ def measured_basis(load: MachineLoad | None) -> str:
 
 def check_for_model(ref: str, options: PlanOptions) -> None:
     """UsageError where the options ask for what only a family has."""
-    if options.cascade is not None:
-        raise UsageError(f"{ref} is no family: a cascade is of two variants of one (`edgectl family create`)")
+    if options.cascade is not None and not options.cascade.exit_output:
+        raise UsageError(
+            f"{ref} is no family: a cascade is of two variants of one (`edgectl family create`), or of a model with an"
+            " output of its first layers (--exit OUTPUT)"
+        )
 
 
 def answer_rule_of(text: str, outputs: Sequence[TensorSpec]) -> AnswerRule:

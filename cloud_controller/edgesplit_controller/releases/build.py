@@ -63,6 +63,7 @@ from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE, Repositor
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.planner.early_exit import layers_for
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_sets, cut_slices, to_release_plan
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class ReleaseBuilder:
                 )
             return self._prepare_family(model, family, links, options, recut, gateways or {})
         check_for_model(model.ref, options)
+        if recut and options.cascade is not None:
+            raise UsageError(f"{model.ref}: an early exit is signed with the release key, not by a recut")
         base = self._newest_base(model) if recut else None
         if recut and base is None:
             raise UsageError(
@@ -485,9 +488,16 @@ def fingerprint_of(loaded: LoadedModel) -> bytes:
 
 def cut_for(loaded: LoadedModel, tables: Iterable[Plan]) -> list[CutSlice]:
     """Slices such that every row of every table is a union of some."""
-    sets = {row_layers for table in tables for row_layers in cut_sets(table)}
+    sets = {row_layers for table in tables for row_layers in (*cut_sets(table), *exit_sets(loaded.graph, table))}
     pieces = atoms(loaded.graph, sorted(sets, key=lambda layers: (len(layers), sorted(layers))))
     return cut_slices(loaded.prepared, loaded.graph, pieces, loaded.spec)
+
+
+def exit_sets(graph: LayerGraph, table: Plan) -> tuple[frozenset[str], ...]:
+    """The layers up to the table's early exit, which are slices of their own so that the others need not run; empty
+    where it has none."""
+    cascade = table.cascade
+    return (layers_for(graph.layers, cascade.exit_output),) if cascade is not None else ()
 
 
 def compiled_for(loaded: LoadedModel, cut: Sequence[CutSlice], device_class: str, plan: Plan) -> list[CompiledCut]:
@@ -507,11 +517,12 @@ def release_plan(table: Plan, cut: Sequence[CutSlice], layer_s: Mapping[str, flo
 def make_manifest(
     model: Model, loaded: LoadedModel, cut: Sequence[CutSlice], plans: Mapping[str, Plan], pairs: Sequence[GoldenPair]
 ) -> Manifest:
-    """The release's manifest, without its date."""
+    """The release's manifest, without its date. An early exit is none of its outputs."""
+    exits = {plan.cascade.exit_output for plan in plans.values() if plan.cascade is not None}
     return Manifest(
         model=model.ref, model_sha256=model.sha256, created="", input_spec=loaded.spec,
         inputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.inputs),
-        outputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.outputs),
+        outputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.outputs if name not in exits),
         slices=tuple(cut_slice.slice for cut_slice in cut), plans=dict(plans),
         golden=tuple(pair.to_example() for pair in pairs),
         lineage=msgspec.UNSET if model.lineage is None else msgspec.convert(model.lineage, Lineage),

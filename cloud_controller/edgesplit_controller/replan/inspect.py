@@ -37,6 +37,8 @@ MEASURED_S = 86_400.0
 """Age in seconds up to which a device's measurements are used by `costs_measured_on` and `times_at_work`."""
 FAMILY_NOTE = "a family: its table, signed with the release key, is made by these times by `edgectl deploy {}`"
 """Why no other table is proposed for a family."""
+EXIT_NOTE = "a model with an early exit: its table, signed with the release key, is made anew by `edgectl deploy {}`"
+"""Why no other table is proposed for a model with an early exit."""
 
 
 class PlanInspector:
@@ -91,6 +93,8 @@ class PlanInspector:
             return finding
         if family_of(unit.model) is not None:
             return replace(finding, note=FAMILY_NOTE.format(unit.model.name))
+        if finding.plan.cascade is not None:
+            return replace(finding, note=EXIT_NOTE.format(unit.model.name))
         try:
             options, gateway = self.plan_options(unit), self.gateways_by_class(unit).get(unit.device_class)
             result = self._planning.plan(

@@ -200,6 +200,10 @@ def choose_cascade(choices: FamilyChoices, answers: FamilyAnswers, request: Casc
     reason of each.
     """
     check_request(request)
+    if request.exit_output:
+        raise UsageError(
+            f"{choices.name} is a family, and an early exit ({request.exit_output}) is of one model: plan a variant"
+        )
     pairs, tested = _named_pair(choices, request) if request.variants else _all_pairs(choices)
     candidates = [Candidate(first, second, score) for first, second in pairs for score in request.scores]
     tested *= len(request.scores)
@@ -350,7 +354,7 @@ def _planned(
         gain=alone_value / value if value else 1.0,
         text=f"{percent(choice.stay_share)} of frames stay here; {calibrated.promise.text}",
         escalation=_escalation(chosen.second),
-        gain_text=_gain_text(choices, value, alone_value), tested=tested, tried=tried,
+        gain_text=gain_text(choices.objective, choices.alone.name, value, alone_value), tested=tested, tried=tried,
     )  # fmt: skip
 
 
@@ -360,9 +364,8 @@ def _escalation(second: Row) -> str:
     return f"unsure frames are asked of {second.name}, which {where}"
 
 
-def _gain_text(choices: FamilyChoices, value: float, alone: float) -> str:
-    """Whether the cascade gains on the planned link, in words."""
-    objective, row = choices.objective, choices.alone.name
+def gain_text(objective: Objective, row: str, value: float, alone: float) -> str:
+    """Whether a cascade of this value gains on the planned link over `row`, of the value `alone`, in words."""
     if objective.energy and not (objective.latency or objective.latency_p95):
         figures = f"{value:.3g} J in the mean, {alone:.3g} J by {row} alone"
     elif objective.energy:

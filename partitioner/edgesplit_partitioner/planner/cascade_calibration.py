@@ -23,6 +23,7 @@ from edgesplit_partitioner.bounds.threshold import ThresholdChoice, choose_thres
 
 CLASS_SCORES: tuple[ScoreKind, ...] = ("probability", "margin", "entropy")
 """Scores of a classifier's answer; a family's variants are classifiers."""
+CREATE_AGAIN = "create the family again with more"
 
 
 class CascadeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -39,6 +40,8 @@ class CascadeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Probability with which samples give a promise that holds."""
     audit_share: float = 0.01
     """Share of the frames that are drawn for audit at work."""
+    exit_output: str = ""
+    """Of one model: its output by which its first layers answer (`planner.early_exit`); empty: of a family."""
 
 
 class VariantAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +54,8 @@ class VariantAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class FamilyAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all variants of a family answer to its labelled samples."""
+    """What all variants of a family answer to its labelled samples; or what a model answers to its samples by an early
+    exit and by its final output, which then stands for the label."""
 
     answer: str
     """The answer rule on the family's outputs, as text."""
@@ -101,6 +105,8 @@ def check_request(request: CascadeRequest) -> None:
             f"answers by class have no score {', '.join(unknown) or 'at all'}: the variants of a family have one"
             f" output, their classes, so give {', '.join(CLASS_SCORES)}"
         )
+    if request.exit_output and request.variants:
+        raise UsageError(f"an early exit ({request.exit_output}) is of one model: leave the variants out")
     if len(set(request.scores)) < len(request.scores):
         raise UsageError(f"a score is named twice: {', '.join(request.scores)}")
 
@@ -114,11 +120,13 @@ def check_samples(samples: int, request: CascadeRequest, tested: int) -> None:
         return
     text = (
         f"{samples} samples are too few to promise that at most {100 * request.changed:g} % of answers differ"
-        f" ({100 * request.certainty:g} % sure): it takes at least {needed}; create the family again with more"
+        f" ({100 * request.certainty:g} % sure): it takes at least {needed}; "
+        + ("give the model more (edgectl profile --samples)" if request.exit_output else CREATE_AGAIN)
     )
     if tested > 1:
         alone = trials_needed(request.changed, delta)
-        text += f", or name one pair of variants and one score, for which it takes {alone} ({tested} are tried)"
+        one = "one score" if request.exit_output else "one pair of variants and one score"
+        text += f", or name {one}, for which it takes {alone} ({tested} are tried)"
     raise InfeasibleLimits(text)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from edgesplit import plan as plan_table
+from edgesplit.cascade import Cascade
 from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Row
@@ -93,6 +94,8 @@ class PlanResult:
     """By tensor and codec: what is promised of the answers, where `max_changed` limits them."""
     _best: Row = field(repr=False)
     _search: PlanSearch = field(repr=False, compare=False)
+    cascade: Cascade | None = None
+    """Its early exit (`planner.early_exit`)."""
 
     @cached_property
     def row(self) -> Row:
@@ -170,6 +173,7 @@ class PlanResult:
             regret=self.regret if self._is_sampled else 0.0,
             factors={"server_load": LOADS[-1], "device_slowdown": SLOWDOWNS[-1]} if self._is_sampled else {},
             tiers=self.tiers if len(self.tiers) > 2 else (),
+            cascade=self.cascade,
         )
 
     @property

@@ -14,6 +14,7 @@ from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.formulation.tiers import Links, VaryingLink
 from edgesplit_partitioner.planner.alternatives import Candidate
+from edgesplit_partitioner.planner.early_exit import ExitPlan
 from edgesplit_partitioner.planner.planner import PlanResult, plan
 
 ROW_FIELDS = (
@@ -36,8 +37,16 @@ def describe(
     """
     links = link if isinstance(link, Mapping) else {f"{costs.tiers[0]}-{costs.tiers[-1]}": link}
     allowed = tuple(codecs) if codecs else None
-    made = plan(costs, links, objective=objective, limits=limits, codecs=allowed)
-    candidates = made.candidates()
+    return _described(plan(costs, links, objective=objective, limits=limits, codecs=allowed))
+
+
+def describe_exit(planned: ExitPlan) -> dict[str, Any]:
+    """The plan of a model with an early exit, as `describe` returns one, and the exit with its price as `exit`."""
+    return _described(planned.result) | {"exit": msgspec.to_builtins(planned.planned)}
+
+
+def _described(made: PlanResult) -> dict[str, Any]:
+    costs, candidates = made.costs, made.candidates()
     return made.to_builtins() | {
         "device_class": costs.device_class,
         "basis": dict(costs.basis),

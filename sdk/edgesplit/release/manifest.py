@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from edgesplit import identifiers
-from edgesplit.cascade import cascade_problem
+from edgesplit.cascade import EXIT, WHOLE, Cascade, cascade_problem
 from edgesplit.decoding import decode_json
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.foreign_server import ForeignServer
@@ -236,6 +236,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return ""
 
     @property
+    def exit_outputs(self) -> frozenset[str]:
+        """Tensors by which plans let a request end early; none of them is among `outputs`."""
+        cascades = (plan.cascade for plan in self.plans.values())
+        return frozenset(cascade.exit_output for cascade in cascades if cascade is not None and cascade.exit_output)
+
+    def slices_for(self, tensor: str) -> tuple[str, ...]:
+        """Names of the slices that compute a tensor of one model, with all that they depend on, in an order in which
+        they can run; empty where none writes it."""
+        needed, found = {tensor}, list[str]()
+        for slice_ in reversed(self.slices):
+            if not needed.isdisjoint(spec.name for spec in slice_.outputs):
+                found.append(slice_.name)
+                needed.update(spec.name for spec in slice_.inputs)
+        return tuple(reversed(found))
+
+    @property
     def all_slices(self) -> tuple[Slice, ...]:
         """All slices, including compiled ones."""
         return (*self.slices, *(compiled.slice for compiled in self.compiled))
@@ -423,12 +439,27 @@ def _check_cascade(plan: Plan, manifest: Manifest) -> None:
     cascade = plan.cascade
     if cascade is None:
         return
+    if problem := cascade_problem(cascade):
+        raise MalformedMessage(f"manifest: cascade: {problem}")
+    if cascade.exit_output:
+        _check_exit(cascade, plan, manifest)
+        return
     if None in map(manifest.variant, (cascade.first, cascade.second)) or cascade.first == cascade.second:
         raise MalformedMessage(f"manifest: a cascade of {cascade.first!r} and {cascade.second!r}: no two variants")
     if not any(row.is_local for row in plan.rows if row.variant == cascade.first):
         raise MalformedMessage(f"manifest: {cascade.first!r} cannot answer first, as it has no row on the device alone")
-    if problem := cascade_problem(cascade):
-        raise MalformedMessage(f"manifest: cascade: {problem}")
+
+
+def _check_exit(cascade: Cascade, plan: Plan, manifest: Manifest) -> None:
+    """Check that an early exit is of one model with one output, and that every row computes it on the device."""
+    output = cascade.exit_output
+    if manifest.family or len(manifest.outputs) != 1 or (cascade.first, cascade.second) != (EXIT, WHOLE):
+        raise MalformedMessage(f"manifest: the early exit {output!r} is not of one model with one output")
+    needed = set(manifest.slices_for(output))
+    if not needed or needed >= {slice_.name for slice_ in manifest.slices} or manifest.outputs[0].name == output:
+        raise MalformedMessage(f"manifest: the early exit {output!r} is not computed by a part of the slices")
+    if row := next((row for row in plan.rows if not needed.issubset(row.device)), None):
+        raise MalformedMessage(f"manifest: row {row.name!r} does not compute the early exit {output!r} on the device")
 
 
 def _check_offload(address: str) -> None:

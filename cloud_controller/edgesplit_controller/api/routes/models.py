@@ -14,6 +14,7 @@ from edgesplit_controller.api.request_models import CompressBody, ProfileBody, S
 from edgesplit_controller.api.request_parsing import BLOCK_BYTES, parse_base64, parse_bindings, uploaded_file
 from edgesplit_controller.api.response_models import (
     CostsShape,
+    FamilyAnswersShape,
     ModelLine,
     ModelShape,
     SampleSetShape,
@@ -124,6 +125,14 @@ async def profile(request: Request, reference: str, body: ProfileBody | None = N
     if options.on != "local":
         return await run_heavy(request, controller_of(request).profile_from_device, reference, options.on)
     return await run_heavy(request, controller_of(request).profile, reference, options.codecs, options.device)
+
+
+@operators.get("/models/{reference}/exit-answers", responses=json_response(FamilyAnswersShape))
+async def exit_answers(
+    request: Request, reference: str, output: Annotated[str, Query(max_length=500)]
+) -> dict[str, Any]:  # fmt: skip
+    """What a model answers to its samples by an early exit (`exit`) and by its final output (`whole`)."""
+    return await run_heavy(request, controller_of(request).exit_answers, reference, output)
 
 
 @operators.get("/models/{reference}/costs", responses=json_response(CostsShape))

@@ -18,7 +18,8 @@ from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
 from support.chain_costs import chain_costs
 
 NOTHING: dict[str, Any] = {
-    "cascade": False, "changed": None, "scores": (), "pair": None, "certainty": None, "audit_share": None
+    "cascade": False, "exit_output": None, "changed": None, "scores": (), "pair": None, "certainty": None,
+    "audit_share": None,
 }  # fmt: skip
 
 
@@ -33,10 +34,25 @@ def test_only_what_was_given_is_sent() -> None:
     assert request.variants == ("a", "b") and request.audit_share == 0.0 and request.certainty == 0.95
 
 
-@pytest.mark.parametrize("option", ["changed", "scores", "pair", "certainty", "audit_share"])
+def test_an_exit_is_of_one_model() -> None:
+    """It is sent as the planner takes it; variants are of a family."""
+    asked = {**NOTHING, "cascade": True, "changed": 0.02, "exit_output": "early"}
+    assert msgspec.convert(cascade_body(**asked), CascadeRequest) == CascadeRequest(changed=0.02, exit_output="early")
+    with pytest.raises(click.UsageError, match="give one of them"):
+        cascade_body(**{**asked, "pair": ("a", "b")})
+
+
+@pytest.mark.parametrize("option", ["exit_output", "changed", "scores", "pair", "certainty", "audit_share"])
 def test_an_option_without_the_cascade_is_refused(option: str) -> None:
     """It would do nothing."""
-    values = {"changed": 0.1, "scores": ("margin",), "pair": ("a", "b"), "certainty": 0.9, "audit_share": 0.1}
+    values = {
+        "exit_output": "early",
+        "changed": 0.1,
+        "scores": ("margin",),
+        "pair": ("a", "b"),
+        "certainty": 0.9,
+        "audit_share": 0.1,
+    }
     with pytest.raises(click.UsageError, match="give --cascade too"):
         cascade_body(**{**NOTHING, option: values[option]})
 
@@ -59,6 +75,8 @@ def test_a_pair_is_two_names(text: str) -> None:
     ("words", "told"),
     [
         (["--cascade", "--changed", "2%"], "is no family"),
+        (["--cascade", "--changed", "2%", "--exit", "early"], "without samples to compare"),
+        (["--exit", "early"], "give --cascade too"),
         (["--cascade"], "--cascade needs --changed"),
         (["--changed", "2%"], "--allow-changed is for codecs"),
         (["--cascade", "--changed", "120%"], "120%"),
