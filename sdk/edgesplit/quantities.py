@@ -154,6 +154,11 @@ def format_duration(seconds: float) -> str:
     return "".join(f"{count}{unit}" for count, unit in parts if count)
 
 
+def format_percentage(share: float) -> str:
+    """A share in per cent with three digits, as in `2 %` or `0.125 %`."""
+    return f"{100.0 * share:.3g} %"
+
+
 def format_size(count: float | None) -> str:
     """A size in binary units, as in `1.5 MiB`; `-` for None."""
     if count is None:

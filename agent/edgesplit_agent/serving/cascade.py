@@ -58,7 +58,7 @@ ALARM_S = 3600.0
 STORE_S = 600.0
 """Seconds between two writes of a state to disk; one that was tightened is written at once."""
 AUDIT_DEADLINE_S = 10.0
-"""Deadline of an audit, for which nobody waits."""
+"""Deadline of an audit; no request waits for it."""
 AUDIT_THREADS = 2
 """Audits of all models at a time; each cascade has one at a time."""
 NOT_IN_TIME = (LinkError, DeadlineExceeded, InferenceFailed)

@@ -246,7 +246,7 @@ class StillFrames:
 
 
 def _rule(request: Request, is_default: bool) -> AnswerRule | None:
-    """What an answer of the model is; None where nobody says so and the stream did not ask for repeated answers."""
+    """What an answer of the model is; None where it is not said and the stream did not ask for repeated answers."""
     outputs = request.release.outputs
     if request.options.answer:
         return parse_answer_rule(request.options.answer, outputs)

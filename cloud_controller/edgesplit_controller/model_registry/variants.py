@@ -24,7 +24,7 @@ from edgesplit_controller.storage.blobs import map_file
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner.compression.compress import compress
 from edgesplit_partitioner.compression.confirm import confirm
-from edgesplit_partitioner.compression.gate import Evidence, GateTerms, Verdict
+from edgesplit_partitioner.compression.gate import GateTerms, Verdict
 from edgesplit_partitioner.compression.recipe import Method, Recipe
 from edgesplit_partitioner.compression.search import LayerHarm
 
@@ -192,11 +192,11 @@ def _elements(spec: TensorSpec) -> int:
 
 
 def _lineage(
-    base: Model, chosen: SampleSet, terms: GateTerms, rule: AnswerRule, evidence: Evidence, recipe: Recipe | None
+    base: Model, chosen: SampleSet, terms: GateTerms, rule: AnswerRule, evidence: VariantEvidence, recipe: Recipe | None
 ) -> Lineage:
     return Lineage(
         base=base.ref, base_sha256=base.sha256, answer=rule.to_text(), samples_sha256=chosen.sha256,
-        evidence=msgspec.convert(msgspec.to_builtins(evidence), VariantEvidence),
+        evidence=evidence,
         allowed_accuracy_loss=terms.allowed_accuracy_loss, least_agreement=terms.least_agreement,
         recipe={} if recipe is None else msgspec.json.decode(msgspec.json.encode(recipe)),
     )  # fmt: skip

@@ -18,6 +18,7 @@ import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.quantities import format_percentage
 from edgesplit_partitioner.bounds.binomial import most_errors, trials_needed, upper_share
 
 
@@ -51,12 +52,14 @@ class ThresholdChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_text(self) -> str:
         """The choice in a sentence."""
-        promise = f"at most {percent(self.allowed)} of answers differ ({percent(1.0 - self.delta)} sure"
+        promise = (
+            f"at most {format_percentage(self.allowed)} of answers differ ({format_percentage(1.0 - self.delta)} sure"
+        )
         if self.too_few:
             return f"{self.frames} samples are too few for {promise}): it takes at least {self.needed}"
         if self.threshold is None:
             return f"no frame stays here: even the surest answers do not show that {promise}, {self.frames} samples)"
-        return f"{percent(self.stay_share)} of frames stay here; {promise}, {self.frames} samples)"
+        return f"{format_percentage(self.stay_share)} of frames stay here; {promise}, {self.frames} samples)"
 
 
 def choose_threshold(scores: Sequence[float], differs: Sequence[bool], allowed: float, delta: float) -> ThresholdChoice:
@@ -96,11 +99,6 @@ def _walk(frames: Sequence[tuple[float, bool]], allowed_errors: int) -> tuple[fl
         if place + 1 == len(frames) or frames[place + 1][0] < score:
             accepted = (score, place + 1, errors)
     return accepted
-
-
-def percent(share: float) -> str:
-    """A share in per cent, as in `2 %` or `0.5 %`."""
-    return f"{100.0 * share:.3g} %"
 
 
 warm_up_structs(__name__)

@@ -17,6 +17,7 @@ import msgspec
 from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.errors import InfeasibleLimits
 from edgesplit.input_spec import InputSpec
+from edgesplit.release.lineage import VariantEvidence
 from edgesplit_partitioner.compression.evaluation import (
     Evaluator,
     StoredSamples,
@@ -24,7 +25,7 @@ from edgesplit_partitioner.compression.evaluation import (
     check_labels,
     store_samples,
 )
-from edgesplit_partitioner.compression.gate import Evidence, GateTerms, Verdict, check_terms, judge, samples_needed
+from edgesplit_partitioner.compression.gate import GateTerms, Verdict, check_terms, judge, samples_needed
 from edgesplit_partitioner.compression.maker import Maker
 from edgesplit_partitioner.compression.maker_job import MakeResult
 from edgesplit_partitioner.compression.recipe import Method, Recipe
@@ -47,9 +48,9 @@ class CompressionResult(msgspec.Struct, frozen=True, kw_only=True):
     """The variant that the choosing half selected and the confirming half judged."""
 
     verdict: Verdict
-    evidence: Evidence
+    evidence: VariantEvidence
     """On the confirming half, which chose nothing."""
-    chosen_on: Evidence
+    chosen_on: VariantEvidence
     """On the choosing half."""
     recipe: Recipe
     path: Path | None

@@ -11,8 +11,9 @@ import msgspec
 from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.input_spec import InputSpec
+from edgesplit.release.lineage import VariantEvidence
 from edgesplit_partitioner.compression.evaluation import Evaluator, are_labelled, check_labels, store_samples
-from edgesplit_partitioner.compression.gate import Evidence, GateTerms, Verdict, check_terms, judge, samples_needed
+from edgesplit_partitioner.compression.gate import GateTerms, Verdict, check_terms, judge, samples_needed
 from edgesplit_partitioner.compression.trials import Progress
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
@@ -35,7 +36,7 @@ def confirm(
     bindings: Mapping[str, int] | None = None,
     variant_bindings: Mapping[str, int] | None = None,
     progress: Progress | None = None,
-) -> tuple[Verdict, Evidence]:
+) -> tuple[Verdict, VariantEvidence]:
     """Judge a variant made elsewhere on all samples, none of which may have been used to make or choose it.
 
     A variant may have an input spec of its own, by which it decodes the same frames; inputs of its own

@@ -15,10 +15,11 @@ import msgspec
 from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import InputSpec
+from edgesplit.release.lineage import VariantEvidence
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor
 from edgesplit_partitioner.compression.evaluation_child import EvaluationJob, EvaluationResult, Outcome
-from edgesplit_partitioner.compression.gate import Evidence, weigh
+from edgesplit_partitioner.compression.gate import weigh
 from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks, whole_model_slice
 from edgesplit_partitioner.profiling.layers import Sample, feeds_for, write_sample
 from edgesplit_partitioner.sandbox.child_process import ChildProcess
@@ -86,7 +87,7 @@ class Evaluator:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._child.stop()
 
-    def evidence(self, numbers: Sequence[int], outcomes: Sequence[Outcome], delta: float) -> Evidence:
+    def evidence(self, numbers: Sequence[int], outcomes: Sequence[Outcome], delta: float) -> VariantEvidence:
         """The evidence in a variant's outcomes on the samples with these numbers."""
         labelled = bool(self._samples.labels)
         return weigh(

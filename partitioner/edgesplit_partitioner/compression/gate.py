@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import msgspec
 
 from edgesplit.errors import UsageError
+from edgesplit.quantities import format_percentage
+from edgesplit.release.lineage import AccuracyInterval, VariantEvidence
 from edgesplit_partitioner.bounds.binomial import check_promise, lower_share, trials_needed, upper_share
 from edgesplit_partitioner.bounds.paired import mean_bounds
-from edgesplit_partitioner.bounds.threshold import percent
 
 
 class GateTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -27,35 +28,6 @@ class GateTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Least share of answers that stay as they are, as in 0.99."""
     delta: float = 0.1
     """Probability with which a bound may be wrong."""
-
-
-class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """An accuracy that was counted on samples, with the bounds of its two-sided interval at 1 - delta."""
-
-    share: float
-    at_least: float
-    at_most: float
-
-
-class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What was seen on samples: base and variant side by side. Shares are of all samples; what needs labels is None
-    without them."""
-
-    samples: int
-    changed: int
-    """Number of samples whose answer differs."""
-    changed_at_most: float
-    """Upper bound of the share of changed answers."""
-    right_to_wrong: int | None = None
-    right_to_wrong_at_most: float | None = None
-    wrong_to_right: int | None = None
-    accuracy_base: Accuracy | None = None
-    accuracy_variant: Accuracy | None = None
-    net_loss_at_most: float | None = None
-    """Upper bound of the accuracy that is lost (right to wrong less wrong to right)."""
-    delta: float = 0.1
-    samples_digest: str = ""
-    """SHA-256 of the samples, as of `evaluation.StoredSamples.digest`."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +84,11 @@ def weigh(
     *,
     delta: float = 0.1,
     samples_digest: str = "",
-) -> Evidence:
+) -> VariantEvidence:
     """The evidence in these samples: whether each one's answer changed and, where labels are known, whether the base's
     and the variant's are right."""
     count = len(changed)
-    evidence = Evidence(
+    evidence = VariantEvidence(
         samples=count,
         changed=sum(changed),
         changed_at_most=upper_share(sum(changed), count, delta),
@@ -138,7 +110,7 @@ def weigh(
     )
 
 
-def judge(terms: GateTerms, evidence: Evidence) -> Verdict:
+def judge(terms: GateTerms, evidence: VariantEvidence) -> Verdict:
     """The verdict on this evidence. Without labels an allowance of accuracy is applied to the changed answers, which
     bound the loss, and the sentence says so."""
     labelled = evidence.net_loss_at_most is not None
@@ -151,20 +123,20 @@ def judge(terms: GateTerms, evidence: Evidence) -> Verdict:
         allowed = [1.0 - terms.least_agreement] if terms.least_agreement is not None else []
         allowed += [terms.allowed_accuracy_loss] if terms.allowed_accuracy_loss is not None and not labelled else []
         passed = evidence.changed_at_most <= min(allowed)
-        findings.append(f"at most {percent(evidence.changed_at_most)} of answers differ")
+        findings.append(f"at most {format_percentage(evidence.changed_at_most)} of answers differ")
     if terms.allowed_accuracy_loss is not None and evidence.net_loss_at_most is not None:
         passed = passed and evidence.net_loss_at_most <= terms.allowed_accuracy_loss
         findings.append(f"accuracy falls by at most {_points(evidence.net_loss_at_most)}")
-    sure = f"({percent(1.0 - evidence.delta)} sure, {evidence.samples} samples)"
+    sure = f"({format_percentage(1.0 - evidence.delta)} sure, {evidence.samples} samples)"
     sentence = f"{' and '.join(findings)} {sure}"
     if terms.allowed_accuracy_loss is not None and not labelled:
         sentence += "; without labels only agreement is measured"
     return Verdict(passed=passed, sentence=sentence if passed else f"{sentence}; allowed: {_terms_text(terms)}")
 
 
-def _accuracy(right: int, count: int, delta: float) -> Accuracy:
+def _accuracy(right: int, count: int, delta: float) -> AccuracyInterval:
     half = delta / 2.0
-    return Accuracy(
+    return AccuracyInterval(
         share=right / count if count else 0.0,
         at_least=lower_share(right, count, half),
         at_most=upper_share(right, count, half),
@@ -174,7 +146,7 @@ def _accuracy(right: int, count: int, delta: float) -> Accuracy:
 def _terms_text(terms: GateTerms) -> str:
     parts = []
     if terms.least_agreement is not None:
-        parts.append(f"{percent(1.0 - terms.least_agreement)} of answers changed")
+        parts.append(f"{format_percentage(1.0 - terms.least_agreement)} of answers changed")
     if terms.allowed_accuracy_loss is not None:
         parts.append(f"{_points(terms.allowed_accuracy_loss)} of accuracy lost")
     return " and ".join(parts)

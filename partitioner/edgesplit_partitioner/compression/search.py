@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from edgesplit_partitioner.compression.gate import Evidence
+from edgesplit.release.lineage import VariantEvidence
 from edgesplit_partitioner.compression.maker_job import MakeJob, MakeResult
 
 LARGEST_FLOAT_SHARE: Final = 0.5
@@ -41,7 +41,7 @@ class Candidate:
     job: MakeJob
     made: MakeResult
     file: Path
-    evidence: Evidence
+    evidence: VariantEvidence
     error: float
     """Mean output error."""
     passes: bool

@@ -20,9 +20,9 @@ from edgesplit.cascade import Cascade
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.plan import Conditions, Link, Power, Row
+from edgesplit.quantities import format_percentage
 from edgesplit_partitioner.arrays import TIE
 from edgesplit_partitioner.bounds.binomial import lower_share
-from edgesplit_partitioner.bounds.threshold import percent
 from edgesplit_partitioner.formulation.objectives import Objective
 from edgesplit_partitioner.formulation.tiers import P95, TierLink
 from edgesplit_partitioner.planner.cascade_calibration import (
@@ -294,7 +294,7 @@ def _price(choices: FamilyChoices, calibrated: CalibratedCascade, request: Casca
     if choice.threshold is None:
         refused = (
             "no frame stays here: even the surest answers do not show that at most"
-            f" {percent(request.changed)} of answers differ ({percent(request.certainty)} sure,"
+            f" {format_percentage(request.changed)} of answers differ ({format_percentage(request.certainty)} sure,"
             f" {choice.frames} samples)"
         )
     elif choices.deadline_s and slowest_s > choices.deadline_s * (1 + TIE):
@@ -352,7 +352,7 @@ def _planned(
             name=choices.alone.name, accuracy=choices.alone.accuracy or 0.0, figures=alone, value=alone_value
         ),
         gain=alone_value / value if value else 1.0,
-        text=f"{percent(choice.stay_share)} of frames stay here; {calibrated.promise.text}",
+        text=f"{format_percentage(choice.stay_share)} of frames stay here; {calibrated.promise.text}",
         escalation=_escalation(chosen.second),
         gain_text=gain_text(choices.objective, choices.alone.name, value, alone_value), tested=tested, tried=tried,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from edgesplit.cascade import EXIT, WHOLE, Cascade
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.plan import Row
-from edgesplit_partitioner.bounds.threshold import percent
+from edgesplit.quantities import format_percentage
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.formulation.objectives import parse_objective
@@ -197,7 +197,7 @@ def plan_exit(
     if chosen.choice.threshold is None:
         raise InfeasibleLimits(
             f"no frame stays at the exit {request.exit_output}: even the surest answers do not show that at most"
-            f" {percent(request.changed)} of answers differ ({percent(request.certainty)} sure,"
+            f" {format_percentage(request.changed)} of answers differ ({format_percentage(request.certainty)} sure,"
             f" {chosen.choice.frames} samples)"
         )
     allowed = tuple(codecs) if codecs else None
@@ -246,7 +246,7 @@ def _planned(
         cascade=cascade, part=ExitPart(layers=len(held), of_layers=len(costs.layers), seconds=first.device_s),
         row=result.row.name, figures=figures, value=value, alone_row=alone.row.name, alone=alone_figures,
         alone_value=alone_value, gain=alone_value / value if value else 1.0,
-        text=f"{percent(choice.stay_share)} of frames stay here; {chosen.promise.text}",
+        text=f"{format_percentage(choice.stay_share)} of frames stay here; {chosen.promise.text}",
         escalation=_escalation(rest),
         gain_text=gain_text(result.parsed_objective, alone.row.name, value, alone_value),
         tried=tuple(

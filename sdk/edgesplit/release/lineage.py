@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.quantities import format_percentage
 
 RecipeValue = str | int | bool | list[str] | dict[str, str]
 
@@ -98,8 +99,8 @@ def _recipe_details(recipe: dict[str, RecipeValue]) -> Iterator[str]:
 
 def _answers(lineage: Lineage) -> str:
     seen = lineage.evidence
-    sure = f"{_percent(1 - seen.delta)} sure, {seen.samples} samples that chose nothing"
-    return f"at most {_percent(seen.changed_at_most)} of answers differ ({sure}; {seen.changed} differed)"
+    sure = f"{format_percentage(1 - seen.delta)} sure, {seen.samples} samples that chose nothing"
+    return f"at most {format_percentage(seen.changed_at_most)} of answers differ ({sure}; {seen.changed} differed)"
 
 
 def _accuracy(seen: VariantEvidence) -> Iterator[str]:
@@ -110,10 +111,6 @@ def _accuracy(seen: VariantEvidence) -> Iterator[str]:
     if seen.net_loss_at_most is not None:
         lost = f"; at most {100 * seen.net_loss_at_most:.3g} percentage points lost"
     yield f"accuracy {seen.accuracy_variant}, of the base {seen.accuracy_base}{lost}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 warm_up_structs(__name__)

@@ -11,18 +11,19 @@ import onnx
 import pytest
 
 from edgesplit.errors import InfeasibleLimits, UsageError
+from edgesplit.release.lineage import VariantEvidence
 from edgesplit_controller.model_registry import variants
 from edgesplit_controller.model_registry.sample_sets import SampleSets
 from edgesplit_controller.model_registry.variants import GateRequest, Variants
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner.compression.compress import CompressionResult
-from edgesplit_partitioner.compression.gate import Evidence, GateTerms, Verdict
+from edgesplit_partitioner.compression.gate import GateTerms, Verdict
 from edgesplit_partitioner.compression.recipe import Recipe
 from edgesplit_partitioner.compression.search import LayerHarm
 from support.registry_harness import RegistryHarness, a_model, npz
 
 TERMS = GateTerms(least_agreement=0.9)
-EVIDENCE = Evidence(samples=2, changed=0, changed_at_most=0.09)
+EVIDENCE = VariantEvidence(samples=2, changed=0, changed_at_most=0.09)
 HARMS = tuple(LayerHarm(layer=f"layer-{n}", changed=20 - n, samples=30, error=0.1) for n in range(12))
 
 

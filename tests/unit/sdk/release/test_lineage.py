@@ -69,15 +69,9 @@ def test_a_lineage_tells_base_method_layers_answers_and_accuracy() -> None:
 
 def test_what_the_gate_saw_and_a_recipe_fit_into_a_lineage() -> None:
     """Evidence and recipe of the partitioner, whatever fields they have."""
-    accuracy = gate.Accuracy(share=0.9, at_least=0.8, at_most=0.95)
-    seen = gate.Evidence(
-        samples=100, changed=1, changed_at_most=0.04, right_to_wrong=1, right_to_wrong_at_most=0.04, wrong_to_right=0,
-        accuracy_base=accuracy, accuracy_variant=accuracy, net_loss_at_most=0.04, samples_digest="ab" * 32,
-    )  # fmt: skip
-    assert {field.name for field in msgspec.structs.fields(gate.Evidence)} == set(VariantEvidence.__struct_fields__)
-    converted = msgspec.convert(msgspec.to_builtins(seen), VariantEvidence)
-    assert msgspec.to_builtins(converted) == msgspec.to_builtins(seen)
+    seen = gate.weigh([True] + [False] * 99, [True] * 90 + [False] * 10, [False] + [True] * 89 + [False] * 10)
+    assert seen.right_to_wrong == 1 and seen.accuracy_variant is not None
     recipe = Recipe(method="int8", format="onnx", float_layers=("stem",), tools={"onnx": "1.19"}, opset=17)
     plain = msgspec.json.decode(msgspec.json.encode(recipe))
-    lineage = msgspec.structs.replace(LINEAGE, recipe=plain)
+    lineage = msgspec.structs.replace(LINEAGE, recipe=plain, evidence=seen)
     assert msgspec.json.decode(msgspec.json.encode(lineage), type=Lineage) == lineage
