@@ -25,8 +25,10 @@ from edgesplit_agent.worker.host import in_process
 from edgesplit_controller.model_registry.golden import run_whole
 from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_offload.server import OffloadServer
+from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
 from support.early_exit_model import EXIT_LAYERS, exit_model, images
+from support.edgesplit_processes import Cloud
 from support.registry_harness import npz
 from support.release_maker import CLASS, ReleaseMaker
 
@@ -157,3 +159,27 @@ def test_what_cannot_be_planned_is_refused(maker: ReleaseMaker) -> None:
         maker.planning.plan(maker.model, "coral-usb-rpi4", LINK[CLASS], PlanOptions(cascade=ASKED))
     with pytest.raises(UsageError, match="no output 'erly' to exit by"):
         maker.planning.exit_answers(maker.model, "erly")
+
+
+def test_the_products_own_commands_push_plan_deploy_and_ask(cloud: Cloud, tmp_path: Path) -> None:
+    """With real processes, in whose worker the slices run: each answer is the exit's or the whole model's."""
+    raw, samples = exit_model(), tmp_path / "samples"
+    (tmp_path / "exits.onnx").write_bytes(raw)
+    samples.mkdir()
+    for number, image in enumerate(images(COUNT)):
+        (samples / f"{number:02}.npz").write_bytes(npz(image=image))
+    cloud.edgectl("model", "push", str(tmp_path / "exits.onnx"), "--name", "exits")
+    cloud.edgectl("profile", "exits", "--samples", str(samples))
+    asked = ("exits", "--cascade", "--exit", "early", "--changed", "50%", "--certainty", "80%")
+    planned = cloud.json("plan", *asked, "--device", "raspberrypi4")["exit"]
+    assert planned["part"]["layers"] == len(EXIT_LAYERS) and planned["gain_text"]
+    device = cloud.agent("pi4-exits")
+    deployed = cloud.json("deploy", *asked, "--to", "pi4-exits", "--wait", "60")
+    signed = deployed["plans"][0]["cascade"]
+    assert (signed["exit_output"], signed["threshold"]) == ("early", planned["cascade"]["threshold"])
+    inputs: list[Tensors] = [{"image": image} for image in images(COUNT)]
+    for given, want in zip(inputs, run_whole(prepare_model(raw), inputs), strict=True):
+        answer = device.client.infer("exits", given, deadline_s=LONG_S)
+        expected = want["probabilities" if answer.report.escalated else "early"]
+        assert answer.report.score is not None
+        assert answer.outputs["probabilities"].tobytes() == expected.tobytes()
