@@ -88,6 +88,11 @@ def usage_error_text(error: click.ClickException) -> str:
     text = error.format_message()
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return text
+    root = error.ctx.find_root()
+    if isinstance(error, click.NoSuchOption) and any(
+        error.option_name in option.opts for option in root.command.params
+    ):
+        return f"{error.option_name} stands before the command: {root.command_path} {error.option_name} …"
     return f"{text[:1].lower()}{text[1:].rstrip('.')} (see `{error.ctx.command_path} --help`)"
 
 

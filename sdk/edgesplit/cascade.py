@@ -73,6 +73,11 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values are given as the release's only one. Empty: a cascade of two variants."""
 
 
+def score_text(score: float) -> str:
+    """A score with three digits; with more where it would seem to be 1, the most that a probability can be."""
+    return f"{score:.6g}" if f"{score:.3g}" == "1" else f"{score:.3g}"
+
+
 def cascade_problem(cascade: Cascade) -> str:
     """What is wrong with the numbers of a cascade, in words; empty where nothing is."""
     shares = (cascade.escalated, cascade.audit_share, cascade.accuracy)

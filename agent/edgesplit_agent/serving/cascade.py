@@ -24,7 +24,7 @@ import msgspec
 from edgesplit.answers.answer_rule import AnswerRule, parse_answer_rule
 from edgesplit.answers.comparison import answers_differ
 from edgesplit.answers.score import SCORE_KINDS, UNSURE, score
-from edgesplit.cascade import MOST_SCORE
+from edgesplit.cascade import MOST_SCORE, score_text
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, LinkError, Unsure, UsageError
 from edgesplit.lazy_import import np
 from edgesplit.mqtt.messages import CascadeCounts
@@ -437,8 +437,9 @@ def _score(frame: _Frame, live: Live) -> float:
 
 
 def _score_text(frame: _Frame, first: _First | None) -> str:
-    given = f"score {first.score:.3g}" if first is not None else "no score"
-    return f"{given}, {frame.threshold:.3g} needed" if frame.threshold < MOST_SCORE else f"{given}, none is enough now"
+    given = f"score {score_text(first.score)}" if first is not None else "no score"
+    needed = f"{score_text(frame.threshold)} needed" if frame.threshold < MOST_SCORE else "none is enough now"
+    return f"{given}, {needed}"
 
 
 def _predicted_before_s(frame: _Frame, first: _First | None) -> float:

@@ -15,6 +15,7 @@ import msgspec
 import numpy.typing as npt
 from rich.text import Text
 
+from edgesplit.cascade import score_text
 from edgesplit.client.client import Client
 from edgesplit.client.request import Answer
 from edgesplit.controller_client.client import ControllerClient
@@ -205,11 +206,12 @@ def _route_text(report: dict[str, Any]) -> str:
 
 def _cascade_text(report: dict[str, Any]) -> str:
     """One line on who of a cascade answered, and how sure the first variant was."""
-    score = f"score {report['score']:.3g}" if report["score"] is not None else "no score"
+    score = f"score {score_text(report['score'])}" if report["score"] is not None else "no score"
+    first, second = ("first", "second") if report["variant"] else ("exit", "rest")
     if report["escalated"]:
-        return f"answered by {report['variant']}, escalated: the first variant was not sure ({score})"
-    unsure = "; unsure, and the second variant could not be asked in time" if report["unsure"] else ""
-    return f"answered by {report['variant']}, {score}{unsure}"
+        return f"answered by {report['variant'] or 'the whole model'}, as the {first} was not sure ({score})"
+    unsure = f"; unsure, and the {second} could not be asked in time" if report["unsure"] else ""
+    return f"answered by {report['variant'] or 'the exit'}, {score}{unsure}"
 
 
 def _to_dict(value: npt.NDArray[Any]) -> dict[str, Any]:

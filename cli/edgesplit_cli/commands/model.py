@@ -263,7 +263,8 @@ def remove(data: Path, reference: str, as_json: bool) -> None:
 @click.option(
     "--every-sample",
     is_flag=True,
-    help="With --samples: send all of a folder, not a few: --allow-changed confirms on all but the first 16.",
+    help="With --samples: send all of a folder, not a few: --allow-changed confirms on all but the first 16, --exit on"
+    " all.",
 )
 @click.option(
     "--on", "where", default="local", metavar="local|DEVICE", shell_complete=complete_devices,

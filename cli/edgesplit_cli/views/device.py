@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from edgesplit.cascade import score_text
 from edgesplit.quantities import format_size
 from edgesplit.terminal_text import printable, shorten
 from edgesplit_cli.output import ms, percent_text, rate, table
@@ -182,7 +183,9 @@ def audit_lines(audits: dict[str, Any]) -> Iterator[str]:
     if (cascade := audits["cascade"]) is not None:
         total = max(1, cascade["sure"] + cascade["escalated"] + cascade["unsure"])
         answered = ", ".join(f"{name} {count}" for name, count in cascade["answered"].items())
-        threshold = "every request" if cascade["threshold"] is None else f"scores below {cascade['threshold']:.4g}"
+        threshold = (
+            "every request" if cascade["threshold"] is None else f"scores below {score_text(cascade['threshold'])}"
+        )
         share = cascade["escalated"] / total
         yield f"  {audits['model']} answered by {answered or 'none'}; {cascade['unsure']} answers unsure"
         yield f"  {audits['model']} escalates {threshold}: {share:.1%} so far"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.cascade import Cascade
+from edgesplit.cascade import Cascade, score_text
 from edgesplit_cli.output import bold_head, console, ms, table
 
 COLUMNS = ("variant", ">accuracy", "row", ">predicted ms", ">no cut is below ms")
@@ -61,7 +61,7 @@ def cascade_text(cascade: dict[str, Any]) -> str:
 def _print_cascade(planned: dict[str, Any], *, explained: bool) -> None:
     """The cascade beside the row that the family chooses without it."""
     cascade = msgspec.convert(planned["cascade"], Cascade)
-    where = f"{planned['way']['name']} where the {cascade.score} is below {cascade.threshold:.4g}"
+    where = f"{planned['way']['name']} where the {cascade.score} is below {score_text(cascade.threshold)}"
     _print(f"cascade: {where}: {planned['text']}")
     console().print(table(WAYS, [_way(planned["way"]), _way(planned["alone"])]))
     _print(f"{planned['escalation']}; accuracy at least {planned['least_accuracy']:.1%}")

@@ -359,8 +359,13 @@ class Devices:
 
     def get(self, name: str) -> Device:
         """The device of this name; NotFound, with similar names, if it does not exist or is not visible."""
-        with self._database.read() as session:
-            return _device(session, name, self._groups)
+        try:
+            with self._database.read() as session:
+                return _device(session, name, self._groups)
+        except NotFound as error:
+            if self.open_claim(name) is None:
+                raise
+            raise NotFound(_not_enrolled_text(name)) from error
 
     def all(self) -> Sequence[Device]:
         """Every device that enrolled, including revoked ones, by name."""
@@ -378,9 +383,7 @@ class Devices:
         selected: dict[str, Device] = {}
         for target in selectors:
             if not_enrolled := sorted((target.names & claimed) - names):
-                raise Conflict(
-                    f"{not_enrolled[0]} has not enrolled yet: start its agent with the claim that was made for it"
-                )
+                raise Conflict(_not_enrolled_text(not_enrolled[0]))
             selected.update({device.name: device for device in _matching(target, enrolled)})
         return list(selected.values())
 
@@ -598,6 +601,10 @@ def _device(session: Session, name: str, groups: frozenset[str] | None = None) -
     if device is None or (groups is not None and device.group not in groups):
         raise not_found("device", name, (other.name for other in session.scalars(_rows_of_groups(Device, groups))))
     return device
+
+
+def _not_enrolled_text(name: str) -> str:
+    return f"{name} has not enrolled yet: start its agent with the claim that was made for it"
 
 
 def _on_birth(session: Session, device: Device, birth: messages.Birth, now: float) -> bool:

@@ -121,7 +121,11 @@ def check_samples(samples: int, request: CascadeRequest, tested: int) -> None:
     text = (
         f"{samples} samples are too few to promise that at most {100 * request.changed:g} % of answers differ"
         f" ({100 * request.certainty:g} % sure): it takes at least {needed}; "
-        + ("give the model more (edgectl profile --samples)" if request.exit_output else CREATE_AGAIN)
+        + (
+            "give the model more (edgectl profile MODEL --samples DIR --every-sample)"
+            if request.exit_output
+            else CREATE_AGAIN
+        )
     )
     if tested > 1:
         alone = trials_needed(request.changed, delta)

@@ -67,21 +67,23 @@ def test_another_devices_agent_at_the_same_address_is_not_asked(agent: Server) -
         ({"variant": "small", "score": 0.93}, "answered by small, score 0.93"),
         (
             {"variant": "large", "score": 0.41, "escalated": True},
-            "answered by large, escalated: the first variant was not sure (score 0.41)",
+            "answered by large, as the first was not sure (score 0.41)",
         ),
         (
             {"variant": "large", "escalated": True},
-            "answered by large, escalated: the first variant was not sure (no score)",
+            "answered by large, as the first was not sure (no score)",
         ),
         (
             {"variant": "small", "score": 0.41, "unsure": True},
-            "answered by small, score 0.41; unsure, and the second variant could not be asked in time",
+            "answered by small, score 0.41; unsure, and the second could not be asked in time",
         ),
+        ({"score": 0.999996, "row": "exit"}, "answered by the exit, score 0.999996"),
+        ({"score": 0.2, "escalated": True}, "answered by the whole model, as the exit was not sure (score 0.2)"),
     ],
 )
 def test_a_cascade_says_who_answered_and_how_sure_the_first_was(fields: dict[str, Any], text: str) -> None:
     """In one line."""
-    assert infer._cascade_text(msgspec.to_builtins(Report(release="r", row="x", **fields))) == text
+    assert infer._cascade_text(msgspec.to_builtins(Report(**{"release": "r", "row": "x", **fields}))) == text
 
 
 def test_an_option_of_the_agent_is_refused_where_the_controller_would_drop_it() -> None:
