@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { aroundPoint, LEAST_TIME_S, logarithmicRange, steps } from "./axis_range";
+import { aroundPoint, isolated, LEAST_TIME_S, logarithmicRange, steps } from "./axis_range";
 
 export type Colour = "device" | "link" | "remote" | "ink" | "faint" | "warn" | "cut1" | "cut2" | "cut3" | "cut4";
 
@@ -154,7 +154,8 @@ function series(props: { current: ChartProps }, line: Line, place: number): uPlo
     scale: line.scale ?? "y",
     stroke: colour(line.colour),
     width: line.width ?? 1.5,
-    points: { show: line.values.length < 2, size: 4 },
+    // A line joins two values: one with nothing beside it would be invisible.
+    points: { show: true, size: 4, filter: (plot, index) => isolated(plot.data[index] ?? []) },
     ...(line.dashed ? { dash: [5, 4] } : {}),
     ...(line.filled ? { fill: `${colour(line.colour)}${css("--fill")}` } : {}),
     ...(line.unlisted ? { class: "unlisted" } : {}),
