@@ -63,7 +63,7 @@ def check_promise(allowed: float, delta: float) -> None:
     if not 0.0 < allowed < 1.0:
         raise UsageError(f"an allowed share of {allowed:g} is not between 0 and 1: give one as in 1% or 0.02")
     if not 0.0 < delta < 1.0:
-        raise UsageError(f"a probability of {delta:g} to be wrong is not between 0 and 1: give one as in 0.1")
+        raise UsageError(f"samples cannot give a certainty of {100 * (1 - delta):g} %: ask for one as in 90%")
 
 
 def _check_counts(errors: int, trials: int, delta: float) -> None:

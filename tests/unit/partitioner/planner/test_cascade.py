@@ -205,7 +205,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     """Each with what to do."""
     for request, words in (
         (CascadeRequest(changed=0.0), "allowed share of 0"),
-        (CascadeRequest(changed=0.02, certainty=1.0), "probability of 0 to be wrong"),
+        (CascadeRequest(changed=0.02, certainty=1.0), "samples cannot give a certainty of 100 %"),
         (CascadeRequest(changed=0.02, audit_share=2.0), "audit share of 2"),
         (CascadeRequest(changed=0.02, scores=("boxes",)), "no score boxes.*margin"),
         (CascadeRequest(changed=0.02, scores=("margin", "margin")), "named twice"),
