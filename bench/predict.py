@@ -179,11 +179,13 @@ def _measured_s(cut: Sequence[CutSlice], setup: EngineOptions) -> float | None:
 
 def _predict(predictor: Predictor, layers: Sequence[Layer], cut: CutSlice) -> Prediction:
     """The slice's seconds with the cost of a run beyond its operators, which the sum over its layers leaves out."""
-    together, fit = predictor.predict_sum(layers), predictor.profile.fit
+    together, fit, whole = predictor.predict_sum(layers), predictor.profile.fit, predictor.whole_interval
     if fit is None:
         return together
     around_s = fit.run_s + max(len(cut.slice.inputs) + len(cut.slice.outputs) - 2, 0) * fit.tensor_s
-    return Prediction(together.seconds + around_s, together.low_s + around_s, together.high_s + around_s)
+    return Prediction(  # as `predict_intervals`
+        together.seconds + around_s, together.low_s + around_s * whole.low, together.high_s + around_s * whole.high
+    )
 
 
 def measure(slices: Sequence[tuple[list[Case], list[CutSlice]]], runs: int, rounds: int) -> None:

@@ -3,8 +3,9 @@ each measured batch is one JSON line (a `BatchTimes`) on standard output.
 
 Sessions of a batch run in turns, so that each finds the caches as another operator left them, and a disturbance affects
 all of them. Batches are visited several times, minutes apart if the time allows. Whole networks run as slices do with
-the job's engine options, with threads that never spin. Of single operators only those with weights are opened with its
-optimisation: an optimiser merges equal copies of the others.
+the job's engine options; threads that spin disturb all other sessions, so then networks alone are timed, one by one. Of
+single operators only those with weights are opened with the job's optimisation: an optimiser merges equal copies of the
+others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit.runtime.options import EngineOptions
-from edgesplit_partitioner.calibration.design import Engine, design_of
+from edgesplit_partitioner.calibration.design import Engine, design_of, has_spinning_pool
 from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT
 from edgesplit_partitioner.ir.tensor_types import noise
 
@@ -67,10 +68,10 @@ def batches_of(job: CalibrationJob) -> list[tuple[bool, range]]:
     """The batches in the order of a visit: whether they are of networks, and their indices.
 
     All networks come first: a fit needs small ones for the correction and wide ones for weights that no cache keeps,
-    and a slow machine may not reach all operators. With spinning threads only networks are measured, each alone.
+    and a slow machine may not reach all operators. With threads that spin only networks are measured, each alone.
     """
     design = design_of(job.engine)
-    points = 0 if job.setup.spinning else min(design.point_count, job.most_points)
+    points = 0 if has_spinning_pool(job.engine, job.setup) else min(design.point_count, job.most_points)
     counts = {True: design.network_count, False: points}
     return [
         (whole, range(start, min(start + job.batch, count)))
@@ -122,7 +123,7 @@ def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, bat
             partial(open_point, design.point_model(index, count), setups[index])
             for index, count in (*copies.items(), *fewer.items())
         ]
-    if job.setup.spinning:  # threads of other sessions would spin beside each run
+    if has_spinning_pool(job.engine, job.setup):  # threads of other sessions would spin beside each run
         times = [_interleaved_times([open_alone()], visit_s / len(openers))[0] for open_alone in openers]
     else:
         times = _interleaved_times([open_one() for open_one in openers], visit_s)

@@ -6,10 +6,12 @@ Points are single operators, several copies in a model; networks are small whole
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import version
 from typing import Literal, Protocol
 
 import onnx
 
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_partitioner.calibration import operator_grid
 from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.costs.fused_operators import separate_operators
@@ -67,6 +69,10 @@ class Design(Protocol):
         """Bytes of the network's weights."""
         ...
 
+    def datatype(self, index: int) -> str:
+        """Datatype of the network's weights, as in families after the slash; empty where families have none."""
+        ...
+
 
 class OnnxDesign:
     """Microbenchmarks of onnxruntime."""
@@ -108,6 +114,10 @@ class OnnxDesign:
         """Bytes of the network's initializers."""
         model = onnx.load_model_from_string(calibration_networks()[index])
         return float(sum(nodes.tensor_bytes(weight) for weight in model.graph.initializer))
+
+    def datatype(self, index: int) -> str:
+        """Families have no datatype."""
+        return ""
 
 
 class LiteRtDesign:
@@ -156,8 +166,25 @@ class LiteRtDesign:
         """Bytes of the network's weights."""
         return self._grid.networks()[index][0].weight_bytes
 
+    def datatype(self, index: int) -> str:
+        """Datatype of the network's weights."""
+        return self._grid.networks()[index][0].datatype.lower()
+
 
 @cache
 def design_of(engine: Engine) -> Design:
     """The microbenchmarks of an engine; ImportError where LiteRT is not installed."""
     return OnnxDesign() if engine == "onnxruntime" else LiteRtDesign()
+
+
+def has_spinning_pool(engine: Engine, setup: EngineOptions) -> bool:
+    """Whether idle threads wait for work on their core, so that sessions beside each other cannot be timed: those of
+    onnxruntime where asked to, those of LiteRT always (XNNPACK's pthreadpool, ruy's pool)."""
+    return setup.spinning or (engine == "litert" and setup.threads > 1)
+
+
+def runtime_name(engine: Engine = "onnxruntime") -> str:
+    """Name and version of the runtime that executes the grid."""
+    if engine == "litert":
+        return f"LiteRT {version('ai-edge-litert')}"
+    return f"onnxruntime {version('onnxruntime')}"

@@ -211,7 +211,8 @@ class Network:
         tensor.quantization = schema.QuantizationParametersT()
         tensor.quantization.scale = np.full(scales, scale, np.float32)
         tensor.quantization.zeroPoint = np.full(scales, zero, np.int64)
-        tensor.quantization.quantizedDimension = axis
+        # One scale has no dimension: XNNPACK leaves a depthwise convolution that names one to slower kernels.
+        tensor.quantization.quantizedDimension = axis if scales > 1 else 0
 
 
 def _append(network: Network, point: Point, source: str) -> str | None:
@@ -243,14 +244,18 @@ def _channels_last(shape: Shape) -> Shape:
 
 @cache
 def points() -> tuple[tuple[Point, Datatype], ...]:
-    """The points that TFLite has, each in some of the datatypes, in the order of `operator_grid`."""
-    known = [point for point in operator_grid.grid() if build_point(point, "FP32", 1) is not None]
-    return tuple(
+    """The points that TFLite has, each in some of the datatypes, and those of partial blocks in all of them; each group
+    in the order of `operator_grid`, one evenly among the other."""
+    known = [point for point in operator_grid.even_channels_grid() if build_point(point, "FP32", 1) is not None]
+    even = [
         (point, datatype)
         for position, point in enumerate(known)
         for datatype, every in EVERY.items()
         if position % every == 0
-    )
+    ]
+    partial = [(point, datatype) for point in operator_grid.partial_block_points() for datatype in EVERY]
+    ranked = [(rank / len(group), point) for group in (even, partial) for rank, point in enumerate(group)]
+    return tuple(point for _, point in sorted(ranked, key=lambda entry: entry[0]))
 
 
 def build_point(point: Point, datatype: Datatype, copies: int) -> tuple[Network, list[str]] | None:

@@ -8,7 +8,7 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,8 +59,24 @@ class Point:
 
 def grid() -> list[Point]:
     """All points, the families interleaved."""
+    return _interleaved((*_FAMILIES, *_PARTIAL_BLOCKS))
+
+
+def even_channels_grid() -> list[Point]:
+    """The points without those of `partial_block_points`."""
+    return _interleaved(_FAMILIES)
+
+
+def partial_block_points() -> list[Point]:
+    """Convolutions with numbers of channels that networks have and that fill no whole blocks: three of an image, and
+    odd multiples of 8."""
+    return _interleaved(_PARTIAL_BLOCKS)
+
+
+def _interleaved(families: Sequence[tuple[int, Callable[..., Point]]]) -> list[Point]:
+    """All points of these families, evenly covered by every prefix."""
     ranked: list[tuple[float, int, Point]] = []
-    for family, (count, make_point) in enumerate(_FAMILIES):
+    for family, (count, make_point) in enumerate(families):
         points = [make_point(*numbers) for numbers in _halton(count)]
         ranked += [((rank + 0.5) / len(points), family, point) for rank, point in enumerate(points)]
     return [point for _, _, point in sorted(ranked, key=lambda entry: entry[:2])]
@@ -242,6 +258,39 @@ def _grouped(u: float, v: float, w: float, x: float, *rest: float) -> Point:
     return _conv(groups * each, groups * each, (kernel, kernel), (side, side), 1, groups)
 
 
+def _first_conv(u: float, v: float, w: float, x: float, *rest: float) -> Point:
+    """A network's first convolution: of a grey or coloured image, with few channels after it."""
+    cin, kernel = _pick(v, 1, 3, 3, 3), _pick(x, 3, 3, 3, 5, 7)
+    cout, stride = 8 * _log_size(u, 1, 8), _pick(w * 7 % 1, 1, 2, 2)
+    side = _fit_side(_log_size(w, 24, 320), 2.0 * cout * cin * kernel**2 / stride**2, MAX_FLOPS)
+    return _conv(cout, cin, (kernel, kernel), (side, side), stride, 1)
+
+
+def _half_blocks(u: float, low: float, high: float) -> int:
+    """An odd multiple of 8 channels, as networks have whose width was scaled: half of the last block is empty."""
+    value = float(low * (high / low) ** u)
+    return 16 * max(0, round((value - 8) / 16)) + 8
+
+
+def _conv1_half(u: float, v: float, w: float, x: float, *rest: float) -> Point:
+    cout, cin = _half_blocks(u, 8, 400), _half_blocks(v, 8, 400)
+    cout, cin = (cout, cin) if x < 0.4 else (cout, _channels(v, 16, 400)) if x < 0.7 else (_channels(u, 16, 400), cin)
+    side = _fit_side(_log_size(w, 4, 112), 2.0 * cout * cin, MAX_FLOPS)
+    return _conv(cout, cin, (1, 1), (side, side), 1, 1)
+
+
+def _convk_half(u: float, v: float, w: float, x: float, *rest: float) -> Point:
+    cout, cin, stride = _half_blocks(u, 8, 200), _half_blocks(v, 8, 200), _pick(x, 1, 1, 2)
+    side = _fit_side(_log_size(w, 4, 112), 18.0 * cout * cin / stride**2, MAX_FLOPS)
+    return _conv(cout, cin, (3, 3), (side, side), stride, 1)
+
+
+def _depthwise_half(u: float, v: float, w: float, x: float, *rest: float) -> Point:
+    channels, kernel, stride = _half_blocks(u, 8, 400), _pick(w, 3, 3, 3, 5), _pick(x, 1, 1, 2)
+    side = _fit_side(_log_size(v, 4, 160), channels, MAX_ELEMENTS)
+    return _conv(channels, channels, (kernel, kernel), (side, side), stride, channels)
+
+
 def _transposed_conv(u: float, v: float, w: float, x: float, *rest: float) -> Point:
     cout, cin, kernel = _log_size(u, 4, 256), _log_size(v, 4, 256), _pick(x, 2, 3, 4)
     side = _fit_side(_log_size(w, 4, 80), 2.0 * cout * cin * kernel**2, MAX_FLOPS)
@@ -405,3 +454,7 @@ _FAMILIES: Final[tuple[tuple[int, Callable[..., Point]], ...]] = (
     (14, _resize("nearest")), (12, _resize("linear")), (10, _gather), (3, _reshape),
 )  # fmt: skip
 """Number of points and maker of each family."""
+_PARTIAL_BLOCKS: Final[tuple[tuple[int, Callable[..., Point]], ...]] = (
+    (24, _first_conv), (20, _conv1_half), (16, _convk_half), (20, _depthwise_half),
+)  # fmt: skip
+"""As `_FAMILIES`, with numbers of channels that fill no blocks."""

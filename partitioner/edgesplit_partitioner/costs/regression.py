@@ -61,21 +61,23 @@ class _Candidate:
     """Leave-one-out residuals: logarithm of measured over predicted seconds per point."""
 
 
-def fit_family(family: str, sizes: Sequence[Sequence[float]], seconds: Sequence[float]) -> OperatorFit:
-    """The fit of one operator family; UsageError with fewer points than its columns need."""
-    logs = np.log(np.maximum(np.array(sizes, dtype=np.float64).reshape(len(seconds), -1), 1.0))
+def fit_family(
+    family: str, sizes: Sequence[Sequence[float]], seconds: Sequence[float], needed: Sequence[int] = ()
+) -> OperatorFit:
+    """The fit of one operator family; UsageError with fewer points than its columns need.
+
+    `needed`: numbers of first columns to try beside all of them, of which the one with the least leave-one-out error
+    is kept: columns after these say something about some machines and kernels only.
+    """
+    every = np.log(np.maximum(np.array(sizes, dtype=np.float64).reshape(len(seconds), -1), 1.0))
     times = np.log(np.array(seconds, dtype=np.float64))
-    columns = logs.shape[1]
-    if len(times) < max(3, columns + 2) and columns:
-        raise UsageError(f"calibration: {len(times)} points are too few for {family!r}: give it more minutes")
-    centre, scale = (logs.mean(axis=0), logs.std(axis=0) + 1e-9) if columns else (np.zeros(0), np.ones(0))
-    if not columns:
+    counts = [count for count in sorted({*needed, every.shape[1]}) if len(times) >= max(3, count + 2)]
+    if not every.shape[1]:
         return _fit_constant(family, times)
-    z = (logs - centre) / scale
-    best = min(
-        (_krige(z, times, width, noise) for width in KERNEL_WIDTHS for noise in NOISE_VARIANCES),
-        key=lambda candidate: candidate.error,
-    )
+    if not counts:
+        raise UsageError(f"calibration: {len(times)} points are too few for {family!r}: give it more minutes")
+    fits = [(_best_candidate(every[:, :count], times), every[:, :count]) for count in counts]
+    best, logs = min(fits, key=lambda fit: fit[0].error)
     return _to_operator_fit(family, logs, best)
 
 
@@ -97,7 +99,8 @@ class FamilyPredictor:
 
     def __init__(self, fit: OperatorFit, names: Sequence[str]) -> None:
         self.low, self.high = fit.low, fit.high
-        self._is_proportional = np.array([name in PROPORTIONAL_SIZES for name in names], dtype=bool)
+        columns = len(fit.centre)
+        self._is_proportional = np.array([name in PROPORTIONAL_SIZES for name in names[:columns]], dtype=bool)
         self._centre, self._scale = np.array(fit.centre), np.array(fit.scale)
         self._lowest, self._highest = np.array(fit.lowest), np.array(fit.highest)
         self._trend, self._width, self._kernel_weights = np.array(fit.trend), fit.width, np.array(fit.bends)
@@ -107,12 +110,14 @@ class FamilyPredictor:
         self._points = (points - self._centre) / self._scale if fit.points else points
 
     def seconds(self, sizes: Sequence[float]) -> float:
-        """Seconds of one operator with these sizes; UsageError where their number is not the fit's."""
-        if len(sizes) != len(self._centre):
-            raise UsageError(f"the fit takes {len(self._centre)} sizes, not {len(sizes)}")
-        if not len(sizes):
+        """Seconds of one operator with these sizes, of which a fit may know the first ones only; UsageError where it
+        knows more."""
+        columns = len(self._centre)
+        if len(sizes) < columns:
+            raise UsageError(f"the fit takes {columns} sizes, not {len(sizes)}")
+        if not columns:
             return _clipped_exp(float(self._trend[0]))
-        clipped = np.maximum(np.array(sizes, dtype=np.float64), 1.0)
+        clipped = np.maximum(np.array(sizes[:columns], dtype=np.float64), 1.0)
         inside = np.minimum(np.maximum(clipped, self._lowest), self._highest)
         extrapolation = np.prod(np.maximum(clipped / inside, 1.0)[self._is_proportional])
         # The universal kriging predictor (Cressie 1993, section 3.4): trend at the point, plus the kernel between the
@@ -164,6 +169,15 @@ def _fit_constant(family: str, times: Matrix) -> OperatorFit:
     middle = float(np.median(times))
     low, high = _quantiles(times - middle)
     return OperatorFit(family=family, centre=(), scale=(), lowest=(), highest=(), trend=(middle,), low=low, high=high)
+
+
+def _best_candidate(logs: Matrix, times: Matrix) -> _Candidate:
+    """The kernel width and noise with the least leave-one-out error."""
+    z = (logs - logs.mean(axis=0)) / (logs.std(axis=0) + 1e-9)
+    return min(
+        (_krige(z, times, width, noise) for width in KERNEL_WIDTHS for noise in NOISE_VARIANCES),
+        key=lambda candidate: candidate.error,
+    )
 
 
 def _krige(z: Matrix, times: Matrix, width: float, noise: float) -> _Candidate:

@@ -14,6 +14,7 @@ from typing import Final
 
 import onnx
 
+from edgesplit_partitioner.ir.channel_blocks import BLOCK_SIZES, block_sizes
 from edgesplit_partitioner.ir.graph import OperatorWork
 from edgesplit_partitioner.onnx_format.nodes import int_attribute, ints_attribute
 from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
@@ -23,10 +24,10 @@ Sizes = tuple[float, ...]
 Shape = tuple[int, ...]
 
 FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "conv1": ("out_channels", "in_channels", "pixels"),
+    "conv1": ("out_channels", "in_channels", "pixels", *BLOCK_SIZES),
     "conv1-pixel": ("out_channels", "in_channels"),
-    "convk": ("out_channels", "in_channels", "taps", "pixels", "row", "stride"),
-    "depthwise": ("channels", "taps", "pixels", "row", "stride"),
+    "convk": ("out_channels", "in_channels", "taps", "pixels", "row", "stride", *BLOCK_SIZES),
+    "depthwise": ("channels", "taps", "pixels", "row", "stride", "out_fill", "out_split"),
     "convg": ("groups", "out_each", "in_each", "taps", "pixels", "stride"),
     "convt": ("out_channels", "in_channels", "taps", "pixels"),
     "gemm": ("rows", "inner", "columns"),
@@ -50,7 +51,8 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "free": (),
 }
 """Names of the sizes of each family that has more than `elements`. `run` is the number of contiguous bytes or elements.
-"""
+A profile may know fewer: its fit leaves out last ones that predict nothing, and earlier versions had none of
+`BLOCK_SIZES`."""
 
 ALIASES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("Sub", "Sum", "Max", "Min"), "Add"),
@@ -118,14 +120,14 @@ def _convolution_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str,
     taps, pixels, row = prod(weights[2:]), out[0] * prod(out[2:]), out[-1]
     stride = prod(ints_attribute(node, "strides", (1,)))
     if groups > 1 and weights[1] == 1 and groups == input_shape[1]:
-        return "depthwise", (weights[0], taps, pixels, row, stride)
+        return "depthwise", (weights[0], taps, pixels, row, stride, *block_sizes(weights[0]))
     if groups > 1:
         return "convg", (groups, weights[0] / groups, weights[1], taps, pixels, stride)
     if taps == 1 and pixels == 1:  # matrix times vector: bound by the weights
         return "conv1-pixel", (weights[0], weights[1])
     if taps == 1 and stride == 1:
-        return "conv1", (weights[0], weights[1], pixels)
-    return "convk", (weights[0], weights[1], taps, pixels, row, stride)
+        return "conv1", (weights[0], weights[1], pixels, *block_sizes(weights[0], weights[1]))
+    return "convk", (weights[0], weights[1], taps, pixels, row, stride, *block_sizes(weights[0], weights[1]))
 
 
 def _transposed_convolution_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from edgesplit_partitioner.ir.channel_blocks import block_sizes
 from edgesplit_partitioner.ir.graph import OperatorClass, OperatorWork
 
 NO_WORK = OperatorWork("memory", 0.0, 0.0)
@@ -143,12 +144,13 @@ def _family(name: str, source: str, weight: str, written: str, sizes: TensorLook
     taps, pixels = weights[1] * weights[2], after[0] * after[1] * after[2]
     stride = max(round(before[1] * before[2] / max(after[1] * after[2], 1)), 1)
     if name == "DEPTHWISE_CONV_2D":
-        return f"depthwise/{datatype}", (weights[3], taps, pixels, after[2], stride)
+        return f"depthwise/{datatype}", (weights[3], taps, pixels, after[2], stride, *block_sizes(weights[3]))
     if taps == 1 and pixels == 1:
         return f"conv1-pixel/{datatype}", (weights[0], weights[3])
     if taps == 1 and stride == 1:
-        return f"conv1/{datatype}", (weights[0], weights[3], pixels)
-    return f"convk/{datatype}", (weights[0], weights[3], taps, pixels, after[2], stride)
+        return f"conv1/{datatype}", (weights[0], weights[3], pixels, *block_sizes(weights[0], weights[3]))
+    blocks = block_sizes(weights[0], weights[3])
+    return f"convk/{datatype}", (weights[0], weights[3], taps, pixels, after[2], stride, *blocks)
 
 
 def _elementwise(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork:

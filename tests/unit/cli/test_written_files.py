@@ -23,8 +23,8 @@ from edgesplit.errors import UsageError
 from edgesplit_cli.local.model import read_npz, write_npz
 from edgesplit_cli.main import cli
 from edgesplit_partitioner.calibration import calibrate, operator_grid
-from edgesplit_partitioner.calibration.calibrate import CalibrationTimes, fit_points
 from edgesplit_partitioner.calibration.child import BatchTimes
+from edgesplit_partitioner.calibration.fits import CalibrationTimes, fit_points
 from edgesplit_partitioner.calibration.networks import calibration_networks
 from support import onnx_models as tiny
 

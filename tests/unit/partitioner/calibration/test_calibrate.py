@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -15,15 +16,17 @@ from edgesplit.errors import UsageError
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_cli.main import cli
 from edgesplit_partitioner.calibration import calibrate, child, operator_grid
-from edgesplit_partitioner.calibration.calibrate import (
+from edgesplit_partitioner.calibration.calibrate import profile_text
+from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
+from edgesplit_partitioner.calibration.design import Engine, design_of, has_spinning_pool
+from edgesplit_partitioner.calibration.fits import (
     CalibrationTimes,
     NetworkTime,
+    datatype_factors,
+    fit_jobs,
     fit_networks,
     fit_points,
-    profile_text,
 )
-from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
-from edgesplit_partitioner.calibration.design import Engine, design_of
 from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.costs.predict import Predictor, predict_intervals
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
@@ -109,12 +112,80 @@ def test_whole_networks_correct_the_sum_over_operators(profile: DeviceProfile) -
 def test_the_cost_of_uncached_weights_is_found() -> None:
     """Networks beyond 8 MiB cost a nanosecond a byte more: size and price are found."""
     size = [2.0**power for power in range(16, 27)]
-    networks = [NetworkTime(1.1e-3 + (1e-9 * one if one > 8 << 20 else 0.0), 1e-3, one, 1.0) for one in size]
+    networks = [NetworkTime(1e-5, 1.1e-3 + (1e-9 * one if one > 8 << 20 else 0.0), 1e-3, one, 1.0) for one in size]
     found = fit_networks(networks)
 
     assert found.correction == pytest.approx(1.1) and found.cached_bytes == 8 << 20
     assert found.uncached_s_per_byte == pytest.approx(1e-9)
     assert max(map(abs, found.residuals)) < 1e-6
+
+
+def test_a_datatype_whose_networks_are_slower_is_priced_so() -> None:
+    """Kernels of one datatype that take 1.3 times as long in networks as alone; empty runs of tiny ones say nothing."""
+    one_s = 1e-3
+    networks = [NetworkTime(1e-5, one_s, one_s, 1e5, 1.0, "fp32") for _ in range(8)]
+    networks += [NetworkTime(1e-5, 1.3 * one_s, one_s, 1e5, 1.0, "int8") for _ in range(5)]
+    networks += [NetworkTime(1e-5, 1e-6, 5e-6, 1e5, 1.0, "int8") for _ in range(6)]
+    factors = datatype_factors(networks)
+
+    assert factors["int8"] / factors["fp32"] == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(("engine", "first_s"), [("onnxruntime", 1.2e-6), ("litert", 0.5e-6)])
+def test_operators_on_threads_that_spin_are_found_from_networks(engine: Engine, first_s: float) -> None:
+    """A machine on which two threads halve convolutions and products after 0.5 or 1.2 us, and leave the others as they
+    are: an operator's price on them is that, though it was timed on one thread only."""
+    optimise = "exact" if engine == "litert" else "fast"
+    one = EngineOptions(optimise=optimise)
+    two = msgspec.structs.replace(one, threads=2, spinning=engine == "onnxruntime")
+    design = design_of(engine)
+    works = {index: design.point_work(index) for index in range(design.point_count) if index % 2}
+
+    def on_two_s(work: OperatorWork) -> float:
+        part = 0.5 if work.operator in ("conv", "depthwise", "gemm") else 1.0
+        return first_s + part * made_up_s(work) if work.flops or work.bytes_moved else 0.0
+
+    def on_one_s(work: OperatorWork) -> float:
+        return made_up_s(work) if work.flops or work.bytes_moved else 1e-9
+
+    times = []
+    for seconds in (on_one_s, on_two_s):
+        found = CalibrationTimes()
+        whole = {
+            index: 4e-6 + sum(map(seconds, design.network_works(index, fused=optimise == "fast")))
+            for index in range(design.network_count)
+        }
+        found.add(BatchTimes(batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
+        if seconds is on_one_s:
+            points = {index: on_one_s(work) for index, work in works.items()}
+            found.add(BatchTimes(batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=points))
+        times.append(found)
+    fits = fit_jobs(times, [(engine, one), (engine, two)], machine="made up", today="2026-11-23")
+    profile = calibrate.to_profile("mine", fits[1], times[0], load_profile("generic-x86"), 1)
+    convolutions = [work for index, work in works.items() if work.operator == "conv" and made_up_s(work) > 3e-6]
+    errors = sorted(
+        abs(math.log(Predictor(profile, "tflite" if engine == "litert" else "onnx").layer_s(layer) / on_two_s(work)))
+        for work, layer in zip(convolutions, _graph(convolutions).layers, strict=True)
+    )
+
+    assert has_spinning_pool(engine, two) and not has_spinning_pool(engine, one)
+    assert errors[len(errors) // 2] < 0.1 and errors[int(0.9 * len(errors))] < 0.3
+
+
+def test_quantised_operators_of_the_grid_ran_on_other_kernels_than_those_of_models() -> None:
+    """XNNPACK left depthwise uint8 convolutions to kernels 2.6 times slower, for a dimension named beside one scale."""
+    design = design_of("litert")
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter")
+    chosen = {
+        (work.operator, work.family.partition("/")[2]): index
+        for index in range(design.point_count)
+        if (work := design.point_work(index)).operator in ("conv", "depthwise", "gemm") and work.family
+    }
+    assert len(chosen) == 9
+    for index in chosen.values():
+        loaded = interpreter.Interpreter(model_content=design.point_model(index, 2), num_threads=1)
+        loaded.allocate_tensors()
+        assert "DELEGATE" in {operator["op_name"] for operator in loaded._get_ops_details()}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -217,10 +288,11 @@ def test_a_profile_with_tuned_fits_is_read_as_it_was_written(times: CalibrationT
         ("onnxruntime", EngineOptions(threads=1, optimise="fast", merge=True)),
         ("onnxruntime", EngineOptions(threads=1, optimise="fast", merge=True, spinning=True)),
         ("litert", EngineOptions(threads=1)),
+        ("litert", EngineOptions(threads=2)),
     ],
 )
 def test_every_engine_and_option_is_measured(engine: Engine, setup: EngineOptions) -> None:
-    """Networks and operators, by real runs; with spinning threads networks alone."""
+    """Networks and operators, by real runs; with threads that spin, as LiteRT's always do, networks alone."""
     job = CalibrationJob(seconds=0.01, visits=1, batch=20, most_points=40, setup=setup, engine=engine)
     lines: list[bytes] = []
     limits = measurement_limits(0, None, 300.0)
@@ -229,7 +301,7 @@ def test_every_engine_and_option_is_measured(engine: Engine, setup: EngineOption
     design = design_of(engine)
 
     assert {index for batch in measured if batch.whole for index in batch.seconds} == set(range(design.network_count))
-    assert any(not batch.whole for batch in measured) is not setup.spinning
+    assert any(not batch.whole for batch in measured) is not has_spinning_pool(engine, setup)
     assert all(seconds > 0 for batch in measured for seconds in batch.seconds.values())
 
 

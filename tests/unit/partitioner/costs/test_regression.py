@@ -111,3 +111,19 @@ def test_an_absurd_fit_overflowed(trend: tuple[float, ...]) -> None:
     )
 
     assert 0 < FamilyPredictor(made, ["elements"] * len(sizes)).seconds([7.0] * len(sizes)) < 1e9
+
+
+def test_a_column_that_says_nothing_is_left_out() -> None:
+    """A step in the last column is learned; noise there costs nothing, and the fit then takes the other columns."""
+    rng = random.Random(11)
+    sizes = points(60)
+    steps = [float(rng.choice((1, 4))) for _ in sizes]
+    wide = [(*point, step) for point, step in zip(sizes, steps, strict=True)]
+    noise = fit_family("gemm", wide, [law(*point) for point in sizes], needed=(3,))
+    stepped = fit_family("gemm", wide, [law(*point) * step for point, step in zip(sizes, steps, strict=True)], (3,))
+
+    assert len(noise.centre) == 3 and len(stepped.centre) == 4
+    plain = FamilyPredictor(noise, NAMES)
+    assert plain.seconds((8, 64, 64, 4)) == plain.seconds((8, 64, 64))
+    learned = FamilyPredictor(stepped, (*NAMES, "out_split"))
+    assert learned.seconds((8, 64, 64, 4)) / learned.seconds((8, 64, 64, 1)) == pytest.approx(4.0, rel=0.3)
