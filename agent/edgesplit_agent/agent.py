@@ -410,13 +410,16 @@ class Agent:
         return {
             "model": model, "version": release.manifest.model, "release": release.digest,
             "row": self._engine.selector.row_of(model),
-            "reason": "; ".join(filter(None, (self._power_note(release.plan), self._engine.reasons.of(model)))),
+            "reason": "; ".join(filter(None, (self._power_note(release.plan), self._reason_of(model)))),
             "rows": predictions(release.plan, conditions), **foreign,
             "counters": self._telemetry_windows().total.get(model, {}), "worker": release.host.status(),
             "problem": release.trouble, "no_direct_access": self._engine.direct.reason_against(model),
             "phases": self._metrics().phase_statistics(release.manifest.model),
             "cascade": self._engine.cascades.status(model),
         }  # fmt: skip
+
+    def _reason_of(self, model: str) -> str:
+        return self._engine.cascades.reason(model, self._engine.reasons.of(model))
 
     def _power_note(self, plan: Plan) -> str:
         """A note where the operator set a power option that this plan has no figures for; empty otherwise."""
@@ -439,7 +442,7 @@ class Agent:
         if not take:
             return None, notable
         windows = self._telemetry_windows().close_windows(
-            self._engine.serving, conditions, self._engine.reasons.of, self._engine.still_frames.take_window()
+            self._engine.serving, conditions, self._reason_of, self._engine.still_frames.take_window()
         )
         windows = with_cascades(windows, self._engine.cascades.close_windows())
         message = build_telemetry(

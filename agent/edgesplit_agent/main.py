@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import logging
 import math
@@ -305,18 +306,38 @@ def _socket_settings(options: argparse.Namespace) -> LocalSocket:
     return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Check the options that could stop the agent later, before a claim, which is valid once, is used up.
+def check_words(words: Sequence[str]) -> None:
+    """Check options of `run` that are meant for another machine's service, which names folder and claim itself.
     UsageError."""
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message), contextlib.redirect_stdout(io.StringIO()):
+            options = build_parser().parse_args(["run", "--data", ".", *words])
+    except SystemExit as error:
+        reason = message.getvalue().strip().rpartition("error: ")[2] or "they ask for help"
+        raise UsageError(f"the agent would refuse these options: {reason}") from error
+    if options.data != Path() or options.claim is not None:
+        raise UsageError("the agent's service names --data and --claim itself: leave them out")
+    _check_values(options)
+
+
+def _check_values(options: argparse.Namespace) -> None:
+    """Check what no machine could accept. UsageError."""
     if options.link:
         parse_link(options.link)
-    _link_trace(options)
     if options.changed is not None and not options.skip_still:
         raise UsageError("--changed says how much --skip-still may change: give both")
     if options.broker:
         parse_host_and_port(options.broker, "broker")
     if options.gateway:
         listen_address(options.gateway)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Check the options that could stop the agent later, before a claim, which is valid once, is used up.
+    UsageError."""
+    _check_values(options)
+    _link_trace(options)
     if options.port:
         try:
             socket.create_server(("127.0.0.1", options.port)).close()

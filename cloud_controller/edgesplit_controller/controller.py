@@ -27,6 +27,7 @@ from edgesplit.trust.identity import Claim, Enrolled, Renewal, check_renewal
 from edgesplit_controller.caller import current_operator
 from edgesplit_controller.components.overview import HealthOverview
 from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet.audits import with_running_shares
 from edgesplit_controller.fleet.connection_state import offline_devices
 from edgesplit_controller.fleet.device_view import device_to_dict
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment
@@ -307,7 +308,8 @@ class Controller:
 
         With `recut`, and where the release key is not on this machine, the planner's key signs another cut of an
         existing release. With `elsewhere` the result is what the release key must sign on another machine, and nothing
-        is published yet.
+        is published yet. `prices` in the result are the release's cascades by device class, each beside the row
+        without it, as a plan tells them.
         """
         model = self.registry.get(reference)
         devices = self.devices.select(targets)
@@ -320,16 +322,19 @@ class Controller:
             check_can_decrypt([*devices, *gateways.values()])
         by_planner = recut or not (elsewhere or self.signing.signs_releases)
         links = links_by_class(devices, link)
+        prices: dict[str, Any] = {}
         digest, manifest = self.release_builder.prepare(
-            model, links, plan_options, recut=by_planner, gateways=through, judged=judged
-        )
+            model, links, plan_options, recut=by_planner, gateways=through, judged=judged,
+            on_priced=lambda device_class, planned: prices.update({device_class: msgspec.to_builtins(planned)}),
+        )  # fmt: skip
         _check_audited(gates, manifest, devices)
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
-            return self._to_sign(digest, model, devices, manifest)
+            return {**self._to_sign(digest, model, devices, manifest), "prices": prices}
         self.release_builder.publish(model, digest, plan_options)
         options = {**plan_options.as_options(), "now": now}
-        return self._roll_out(digest, model, devices, manifest, targets, options, asked)
+        rolled_out = self._roll_out(digest, model, devices, manifest, targets, options, asked)
+        return {**rolled_out, "prices": prices}
 
     def deploy_signed(
         self, reference: str, targets: Sequence[str], plan_options: PlanOptions, release: str, signed: bytes, *,
@@ -643,7 +648,7 @@ class Controller:
         hours, days or months."""
         name = self.registry.get(reference).name
         buckets = self.roll_up.model_history(name, span, since, until, self.devices.groups)
-        return {"model": name, "span": span, "buckets": buckets}
+        return {"model": name, "span": span, "buckets": with_running_shares(buckets)}
 
     def request_log_bundle(self, name: str) -> dict[str, Any]:
         """Request a log bundle from a device."""

@@ -28,6 +28,8 @@ class FlashOptions:
     """Seconds for which a new claim is valid."""
     replace: bool
     """Take over the name of an existing device."""
+    agent_options: str | None
+    """Checked options of the agent's `run`; None leaves the service without any."""
     claim_file: Path | None
     """A claim that was made before; None requests one."""
     kit_folder: Path | None

@@ -88,6 +88,26 @@ def test_adopting_again_changes_nothing_and_a_newer_kit_upgrades_with_the_same_i
     assert "--claim" not in machine.asked and len(cloud.claims) == 1
 
 
+def test_the_agents_options_are_set_changed_and_left_alone(
+    machine: Machine, cloud: FakeController, kit: FakeKit
+) -> None:
+    """They arrive with the installation, a later call changes them and nothing else, and one without them leaves them;
+    without a service they are in the command that starts the agent."""
+    adopt(machine, cloud, kit, named(machine), agent_options="--skip-still --changed 1%")
+    assert machine.environment.read_text() == 'OPTIONS="--skip-still --changed 1%"\n'
+    assert machine.left == []
+
+    assert adopt(machine, cloud, kit, agent_options="--skip-still --changed 1%").did == "nothing"
+    assert adopt(machine, cloud, kit, agent_options="--skip-still", dry_run=True).did == "configure"
+    assert adopt(machine, cloud, kit, agent_options="--skip-still").did == "configure"
+    assert machine.environment.read_text() == 'OPTIONS="--skip-still"\n' and len(cloud.claims) == 1
+    assert adopt(machine, cloud, kit).did == "nothing"
+    assert machine.environment.read_text() == 'OPTIONS="--skip-still"\n'
+
+    by_hand = adopt(machine, cloud, kit, agent_options="--skip-still --changed 2%", service=False)
+    assert by_hand.did == "nothing" and by_hand.start.endswith("claim.json --skip-still --changed 2%")
+
+
 def test_remove_undoes_an_adoption_and_purge_deletes_the_identity(
     machine: Machine, cloud: FakeController, kit: FakeKit
 ) -> None:

@@ -21,7 +21,7 @@ from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
 from support import REPOSITORY
 from support.browser import DESKTOP, PHONE, Browser, chromium, needs_browser
 from support.dashboard_server import MODEL, Dashboard
-from support.sample_fleet import device_row, make_audits, make_rollout
+from support.sample_fleet import device_row, make_audits, make_cascade_past, make_rollout
 
 MANY = 1_000
 AXE = REPOSITORY / "cloud_controller" / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
@@ -127,6 +127,18 @@ def test_audits_stand_beside_the_promise(dashboard: Dashboard, browser: Browser)
     browser.shows("allowed 1 %, 3 of 643 audited differed", panel)
     browser.open(dashboard.page("models", dashboard.model))
     browser.shows("allowed 2 %, 35 of 824 audited differed", "section[aria-label='Answers that may change']")
+
+
+def test_who_answers_is_charted_over_time(dashboard: Dashboard, browser: Browser) -> None:
+    """On the model's page: shares of a cascade's answers, and what audits showed beside what is allowed."""
+    make_cascade_past(dashboard.database, dashboard.model)
+    browser.open(dashboard.page("models", dashboard.model))
+    browser.button("1 h").click()
+    browser.shows("escalated", "section[aria-label='Who answers']")
+    for title, allowed in (("Changed by the cascade", "2 %"), ("Changed by repeating", "1 %")):
+        browser.shows("at most", f"section[aria-label='{title}']")
+        told = browser.one(f"section[aria-label='{title}'] .chart").get_attribute("aria-label")
+        assert told is not None and told.endswith(f"{allowed} allowed") and "Audited answers that differed" in told
 
 
 def test_a_devices_page_charts_its_latency_and_plan(dashboard: Dashboard, browser: Browser) -> None:

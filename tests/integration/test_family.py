@@ -130,6 +130,8 @@ def test_a_cascade_is_planned_and_released(cloud: Cloud, device: Agent, images: 
     assert planned["text"].endswith("at most 20 % of answers differ (80 % sure, 24 samples)")
     assert 0.0 <= planned["cascade"]["escalated"] < 1.0 and planned["gain_text"]
     deployed = cloud.json("deploy", *asked, "--to", "pi4", "--wait", "60")
+    price = deployed["prices"]["raspberrypi4"]
+    assert price["text"] == planned["text"] and price["alone"]["figures"]["seconds"] > 0 and price["gain_text"]
     signed = deployed["plans"][0]["cascade"]
     assert (signed["first"], signed["second"]) == ("small", "large")
     assert signed["threshold"] == planned["cascade"]["threshold"]

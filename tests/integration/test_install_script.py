@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from edgesplit_provisioning.agent_options import environment_line
 from support.kits import describe, made_up_wheel, repacked, small_kit
 
 STEPS = ("checking the kit", "using ", "installing ", "is 1.0.0 now", "taking the claim")
@@ -270,19 +271,24 @@ def test_uninstalling_removes_only_what_was_installed(device: Device, kit: Path,
     assert (other.data / "thesis.txt").exists()
 
 
+def with_systemctl(device: Device) -> str:
+    """The PATH on which the stand-in for systemctl is found; the service is installed into the device's own folder."""
+    program = device.folder / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(SYSTEMCTL)
+    program.chmod(0o755)
+    device.more = ["--units", str(device.folder / "units")]
+    return f"{program.parent}:{os.environ['PATH']}"
+
+
 def test_the_service_is_put_in_place_and_restarted_only_where_something_changed(device: Device, kit: Path) -> None:
     """By systemctl; the unit is written by the agent that was installed."""
     if os.geteuid() != 0:
         pytest.skip("services are installed by root")
-    (device.folder / "bin").mkdir()
-    program = device.folder / "bin" / "systemctl"
-    program.write_text(SYSTEMCTL)
-    program.chmod(0o755)
-    device.more = ["--units", str(device.folder / "units")]
-    path = f"{program.parent}:{os.environ['PATH']}"
+    path = with_systemctl(device)
     for last in ("restart", "start"):
         device.installed(kit, PATH=path)
-        asked = (program.parent / "asked").read_text().splitlines()
+        asked = (device.folder / "bin" / "asked").read_text().splitlines()
         assert asked[-3:] == [
             "daemon-reload",
             "enable --quiet edgesplit-agent.service",
@@ -292,6 +298,33 @@ def test_the_service_is_put_in_place_and_restarted_only_where_something_changed(
     assert f"--prefix {device.prefix} --data {device.data} --user root" in unit
     device.installed(kit, "--remove", PATH=path)
     assert not list((device.folder / "units").iterdir())
+
+
+def test_the_agents_options_reach_the_environment_of_the_service(device: Device, kit: Path) -> None:
+    """As a line of its own beside what is there already; the service is restarted where they changed, and a kit
+    without options leaves them."""
+    if os.geteuid() != 0:
+        pytest.skip("services are installed by root")
+    path = with_systemctl(device)
+    environment = device.folder / "agent.env"
+    environment.write_text('HTTPS_PROXY=http://proxy:3128\nOPTIONS="--port 8700"\n')
+    environment.chmod(0o600)
+    device.more += ["--env", str(environment)]
+    device.installed(kit, PATH=path)
+    assert "--port 8700" in environment.read_text()
+
+    (kit / "options.env").write_text(f"{environment_line('--skip-still --changed 1%')}\n")
+    for last in ("restart", "start"):
+        device.installed(kit, PATH=path)
+        assert (device.folder / "bin" / "asked").read_text().splitlines()[-1].startswith(last)
+        assert environment.read_text().splitlines() == [
+            "HTTPS_PROXY=http://proxy:3128",
+            'OPTIONS="--skip-still --changed 1%"',
+        ]
+        assert environment.stat().st_mode & 0o777 == 0o600
+    environment.unlink()
+    device.installed(kit, PATH=path)
+    assert environment.read_text() == 'OPTIONS="--skip-still --changed 1%"\n'
 
 
 @pytest.mark.parametrize(

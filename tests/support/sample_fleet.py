@@ -230,6 +230,26 @@ def make_audits(database: Database, names: Sequence[str], model: str, release: s
             ))  # fmt: skip
 
 
+def make_cascade_past(database: Database, model: str) -> None:
+    """An hour of a cascade and of still frames in the fleet, minute by minute: who answered, and ever more audits."""
+    rng, now = random.Random(model), time.time()
+    with database.write() as session:
+        for number in range(1, 60):
+            escalated = rng.randrange(20, 40)
+            cascade = CascadeCounts(
+                sure=97 - escalated, escalated=escalated, unsure=3, audited=6, changed=number % 20 == 7, threshold=0.8,
+                allowed=0.02, answered={"small": 100 - escalated, "large": escalated},
+            )  # fmt: skip
+            still = StillCounts(repeated=40, audited_same=4, changed=number == 31, allowed=0.01)
+            counts = {"cascade": msgspec.to_builtins(cascade), "still": msgspec.to_builtins(still)}
+            window = {**telemetry(rng, model, "")["models"][0], "requests": 100, **counts}
+            at = bucket_start("minute", now - 60.0 * number)
+            content = {**content_of_window(window), "origins": {"simulated": 100}}
+            session.add(
+                ModelBucketRow(model=model.partition("@")[0], group="audited", content=content, span_s=60, begins=at)
+            )
+
+
 def make_proposal(database: Database, names: Sequence[str], *, model: str, release: str, device_class: str) -> int:
     """A proposal that waits for an operator's word; its number."""
     drift = (

@@ -31,10 +31,10 @@ INSTALLER = """#!/bin/sh
 set -eu
 kit=$(cd "$(dirname "$0")" && pwd)
 printf '%s\\n' "$@" >"$WORLD/asked"
-prefix= data= claim= remove= purge=
+prefix= data= claim= env= remove= purge=
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix) prefix=$2; shift ;; --data) data=$2; shift ;; --claim) claim=$2; shift ;;
+    --prefix) prefix=$2; shift ;; --data) data=$2; shift ;; --claim) claim=$2; shift ;; --env) env=$2; shift ;;
     --remove) remove=1 ;; --purge) purge=1 ;;
   esac
   shift
@@ -44,6 +44,7 @@ if [ -n "$remove" ]; then rm -rf "$prefix"; [ -z "$purge" ] || rm -rf "$data"; e
 (cd "$kit" && echo '@SUMS@' | sha256sum -c >/dev/null) || { echo 'install: a file is spoilt'; exit 4; }
 mkdir -p "$prefix/versions/@MARK@" "$data/identity"
 ln -sfn "versions/@MARK@" "$prefix/current"
+[ -z "$env" ] || cp "$kit/options.env" "$env"
 if [ -n "$claim" ]; then
   cp "$claim" "$WORLD/claim.json"
   printf '{\\n "device": "%s",\\n "controller": "https://cloud:8443"\\n}' \
@@ -104,6 +105,7 @@ class Machine:
         self.world = folder / "world"
         self.home = folder / "home"
         self.prefix, self.data = self.world / "opt" / "agent", self.world / "var" / "agent"
+        self.environment = self.world / "agent.env"
         for one in (self.world, self.home / ".ssh", folder / "bin"):
             one.mkdir(parents=True)
         (self.world / "os-release").write_text(BOOKWORM)
@@ -197,7 +199,8 @@ class Machine:
 
     def wish(self, **more: Any) -> AdoptOptions:
         """Adopt into this world."""
-        return AdoptOptions(prefix=str(self.prefix), data=str(self.data), **more)
+        places = {"prefix": str(self.prefix), "data": str(self.data), "environment": str(self.environment)}
+        return AdoptOptions(**places, **more)
 
     def adoption(self, controller: FakeController, kit: FakeKit, **more: Any) -> Adopter:
         """As `edgectl adopt` makes it."""

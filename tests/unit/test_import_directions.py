@@ -93,7 +93,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "api",
         "app",
     ),
-    PROVISIONING: ("bundle flash_options kit os_release profiles", "wifi", "image jetson", "ssh"),
+    PROVISIONING: ("agent_options bundle flash_options kit os_release profiles", "wifi", "image jetson", "ssh"),
     SIMULATION: (
         "invariants releases",
         "controller device",

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgesplit.answers.sequential import SequentialTest
 from edgesplit.cascade import MOST_SCORE, Cascade
+from edgesplit.mqtt.messages import CascadeCounts
 from edgesplit_agent.policy.audit_budget import AuditBudget, AuditLimits
 from edgesplit_agent.policy.escalation import is_sure, tightened
 from edgesplit_agent.state.cascade_store import AuditState
@@ -43,6 +44,15 @@ class CascadeTotals:
     alarms: int = 0
     answered: Counter[str] = field(default_factory=Counter)
     """Answers by variant."""
+
+    @property
+    def requests(self) -> int:
+        """All that were answered or refused."""
+        return self.sure + self.escalated + self.unsure
+
+    def copy(self) -> CascadeTotals:
+        """What was counted until now."""
+        return replace(self, answered=self.answered.copy())
 
 
 class CascadeAudit:
@@ -75,6 +85,19 @@ class CascadeAudit:
     def is_off(self) -> bool:
         """Whether alarms have tightened the threshold until everything is escalated."""
         return self.threshold >= MOST_SCORE
+
+    def counts_since(self, before: CascadeTotals) -> CascadeCounts:
+        """What was counted since then, as telemetry."""
+        now = self.totals
+        return CascadeCounts(
+            sure=now.sure - before.sure, escalated=now.escalated - before.escalated, unsure=now.unsure - before.unsure,
+            audited=now.audited - before.audited, changed=now.changed - before.changed,
+            unaudited=now.unaudited - before.unaudited, alarms=now.alarms - before.alarms, threshold=self.threshold,
+            allowed=self.cascade.changed.at_most,
+            answered={
+                name: now.answered[name] - before.answered[name] for name in (self.cascade.first, self.cascade.second)
+            },
+        )  # fmt: skip
 
     def draw(self, number: float, now: float, may_audit: Callable[[], bool]) -> Draw:
         """Whether the next frame is drawn, by a random number from 0 to 1. `may_audit` tells whether an audit could

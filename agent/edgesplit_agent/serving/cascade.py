@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -32,6 +32,7 @@ from edgesplit.mqtt.telemetry import ROW_REASON_CHARS
 from edgesplit.oip.options import InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Plan, Row
+from edgesplit.quantities import format_percentage
 from edgesplit.runtime import Tensor
 from edgesplit.terminal_text import shorten
 from edgesplit_agent.policy.audit_budget import AuditLimits
@@ -221,10 +222,28 @@ class Cascades:
         counts = {}
         for model, entry in entries.items():
             with entry.lock:
-                now = _copied(entry.audit.totals)
-                before, self._reported[model] = self._reported.get(model, CascadeTotals()), now
-                counts[model] = _window(now, before, entry.audit)
+                before = self._reported.get(model, CascadeTotals())
+                counts[model] = entry.audit.counts_since(before)
+                self._reported[model] = entry.audit.totals.copy()
         return counts
+
+    def reason(self, model: str, asked: str) -> str:
+        """Why a model's requests are answered where they are. `asked` says it of those that its cascade escalates, and
+        of all where it has none."""
+        with self._lock:
+            entry, before = self._entries.get(model), self._reported.get(model, CascadeTotals())
+        if entry is None:
+            return asked
+        with entry.lock:
+            cascade, now = entry.audit.cascade, entry.audit.totals.copy()
+        sure, total = now.sure - before.sure, now.requests - before.requests
+        if not total:  # nothing since the last report: what came before it
+            sure, total = now.sure, now.requests
+        if not total:
+            return asked
+        text = f"{cascade.first} on this device is sure of {format_percentage(round(sure / total, 3))} of the requests"
+        rest = f", else {cascade.second} is asked: {asked}" if asked and sure < total else ""
+        return shorten(text + rest, ROW_REASON_CHARS)
 
     def alarms(self) -> tuple[str, ...]:
         """The last alarm of each cascade that had one within `ALARM_S`, in words."""
@@ -463,19 +482,3 @@ def _audit_request(frame: _Frame) -> Request:
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in memory of their own: the application may use the frame's again."""
     return {name: np.array(tensor) for name, tensor in tensors.items()}
-
-
-def _copied(totals: CascadeTotals) -> CascadeTotals:
-    return replace(totals, answered=totals.answered.copy())
-
-
-def _window(now: CascadeTotals, before: CascadeTotals, audit: CascadeAudit) -> CascadeCounts:
-    """What was counted between two moments, as telemetry."""
-    variants = (audit.cascade.first, audit.cascade.second)
-    return CascadeCounts(
-        sure=now.sure - before.sure, escalated=now.escalated - before.escalated, unsure=now.unsure - before.unsure,
-        audited=now.audited - before.audited, changed=now.changed - before.changed,
-        unaudited=now.unaudited - before.unaudited, alarms=now.alarms - before.alarms, threshold=audit.threshold,
-        allowed=audit.cascade.changed.at_most,
-        answered={name: now.answered[name] - before.answered[name] for name in variants},
-    )  # fmt: skip

@@ -19,6 +19,7 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import parse_label
+from edgesplit_cli.options.agent import agent_options
 from edgesplit_cli.options.types import FILE, FOLDER
 from edgesplit_cli.output import json_option, print_json
 from edgesplit_cli.progress import BYTES, make_bars
@@ -36,11 +37,12 @@ from edgesplit_provisioning.ssh.parallel import HostOutcome, run_parallel
 WAIT_S = 180
 DONE_TEXT = {
     "install": "installed", "upgrade": "upgraded", "repair": "repaired", "nothing": "up to date", "remove": "removed",
-    "purge": "removed, with its identity",
+    "purge": "removed, with its identity", "configure": "given its options",
 }  # fmt: skip
 DRY_RUN_TEXT = {
     "install": "would be installed", "upgrade": "would be upgraded", "repair": "would be repaired",
     "nothing": "is up to date", "remove": "would be removed", "purge": "would be removed, with its identity",
+    "configure": "would be given its options",
 }  # fmt: skip
 
 
@@ -82,6 +84,7 @@ DRY_RUN_TEXT = {
 @click.option("--extra", "extras", multiple=True, type=click.Choice(["tflite", "otel"]), help="Install this extra too.")
 @click.option("--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where the agent is installed there.")
 @click.option("--agent-data", default=DATA, show_default=True, metavar="DIR", help="Its data folder there.")
+@agent_options
 @click.option("--no-service", is_flag=True, help="Without systemd: print the command that starts the agent.")
 @click.option("--ask-sudo-password", is_flag=True, help="Ask for sudo's password (or $EDGESPLIT_SUDO_PASSWORD).")
 @click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
@@ -134,7 +137,7 @@ def _make_adopter(data: Path, options: dict[str, Any], folder: Path, ask_passwor
         prefix=_checked_folder(options["prefix"], "--prefix"),
         data=_checked_folder(options["agent_data"], "--agent-data"), service=not options["no_service"],
         replace=options["replaces"], link=options["link"], wait_s=options["wait_seconds"] if options["wait"] else 0.0,
-        dry_run=options["dry_run"],
+        dry_run=options["dry_run"], agent_options=options["agent_options"],
     )  # fmt: skip
     return Adopter(ControllerClient.from_credentials(login), login.ca_pem, adopt_options, kit_for, ask_password)
 

@@ -31,7 +31,8 @@ from edgesplit_cli.output import console, json_option, print_json, print_result,
 from edgesplit_cli.progress import controller_progress, progress_text
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import offline_lines
-from edgesplit_cli.views.family_plan import cascade_text
+from edgesplit_cli.views.exit_plan import print_exit
+from edgesplit_cli.views.family_plan import print_cascade
 from edgesplit_cli.views.plan import changed_text, loss_text
 from edgesplit_cli.views.rollout import exit_code, is_awaited_offline, is_settled, poll, progress_line
 
@@ -126,7 +127,9 @@ def _create_deployment(
     with controller_progress(api, path, f"deploying {body['model']}", quiet=quiet):
         deployment: dict[str, Any] = api.post(path, {**body, "elsewhere": bool(sign_with)})
     if "next_targets" in deployment:
+        prices = deployment["prices"]
         deployment = api.post("/v1/deployments/signed", {**body, **sign_release(deployment, sign_with, yes)})
+        deployment["prices"] = prices
     elif sign_with:
         click.echo(
             "nothing had to be signed here: the controller has the release key, or has this signed release already",
@@ -151,8 +154,8 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
                 console().print(f"    {row['name']}: {loss}")
             if changed := row.get("changed"):
                 console().print(f"    {row['name']}: {changed_text(changed)}")
-        if cascade := plan.get("cascade"):
-            console().print(f"    {cascade_text(cascade)}", soft_wrap=True, markup=False)
+        if price := deployment["prices"].get(plan["device_class"]):
+            (print_exit if price["cascade"].get("exit_output") else print_cascade)(price)
     for line in device_lines(deployment):
         console().print(line)
 

@@ -13,6 +13,7 @@ from edgesplit.identifiers import parse_label
 from edgesplit_cli.flash.cards import flash_cards
 from edgesplit_cli.flash.jetson import clean_tree, flash_jetson, is_jetson
 from edgesplit_cli.flash.output import show_disks
+from edgesplit_cli.options.agent import agent_options
 from edgesplit_cli.options.types import DURATION, FILE, FOLDER
 from edgesplit_cli.output import json_option
 from edgesplit_cli.settings import connect
@@ -44,6 +45,7 @@ JETSONS_ONLY = ("bsp", "board", "run", "accept_nvidia_license", "clean")
 @click.option("--link", default="wifi", show_default=True, help="Link that plans assume, as for `device claim`.")
 @click.option("--expires", "expires_s", type=DURATION, default="7d", show_default=True, help="Validity of the claim.")
 @click.option("--replace", is_flag=True, help="Take over the name of an existing device.")
+@agent_options
 @click.option("--claim", "claim_file", type=FILE, help="Use this claim instead of a new one.")
 @click.option("--kit", "kit_folder", type=FOLDER, help="Use this kit instead of building one.")
 @click.option("--with", "extras", multiple=True, metavar="EXTRA", help="Extra of the agent, as in tflite; repeatable.")

@@ -99,7 +99,7 @@ def _prepare(order: JetsonFlash, api: ControllerClient | None, flash: JetsonOpti
         claim = request_claim(api, flash, order.device, flash.device)
     files = overlay_files(
         kit.files, claim, order.device.hostname, user=order.user, ssh_keys=order.ssh_keys, sudo=flash.sudo,
-        wifi=order.wifi,
+        wifi=order.wifi, agent_options=flash.agent_options,
     )  # fmt: skip
     install_files(order.tree.path, files)
 

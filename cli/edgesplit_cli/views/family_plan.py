@@ -42,24 +42,16 @@ def print_family_plan(plan: dict[str, Any], *, explained: bool = False) -> None:
         why = f"; no cut of a more accurate variant takes less than {ms(proof['more_accurate_s'])} ms"
     console().print(f"chosen: {best['row']}, {best['accuracy']:.1%}, {ms(best['seconds'])} ms{why}")
     if plan["cascade"]:
-        _print_cascade(plan["cascade"], explained=explained)
+        print_cascade(plan["cascade"], explained=explained)
     names = ", ".join(row["name"] for row in plan["table"]["rows"])
     console().print(f"rows of the release, one chosen per request: {names}", soft_wrap=True, markup=False)
     for variant, reason in plan["left_out"].items():
         console().print(f"left out: {variant}: {reason}", soft_wrap=True, markup=False)
 
 
-def cascade_text(cascade: dict[str, Any]) -> str:
-    """A plan's cascade, as it is signed, in a sentence."""
-    signed = msgspec.convert(cascade, Cascade)
-    stay = f"{100 * (1 - signed.escalated):.3g} % of frames stay here"
-    if signed.exit_output:
-        return f"early exit {signed.exit_output}, then the rest where unsure: {stay}; {signed.changed.text}"
-    return f"cascade: {signed.first}, then {signed.second} where unsure: {stay}; {signed.changed.text}"
-
-
-def _print_cascade(planned: dict[str, Any], *, explained: bool) -> None:
-    """The cascade beside the row that the family chooses without it."""
+def print_cascade(planned: dict[str, Any], *, explained: bool = False) -> None:
+    """Print a cascade with its price beside the row that the family chooses without it (`PlannedCascade`);
+    `explained`: with every one that was tried."""
     cascade = msgspec.convert(planned["cascade"], Cascade)
     where = f"{planned['way']['name']} where the {cascade.score} is below {score_text(cascade.threshold)}"
     _print(f"cascade: {where}: {planned['text']}")

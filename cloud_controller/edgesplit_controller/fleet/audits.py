@@ -6,7 +6,7 @@ are few, and rollout gates judge the sum.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -93,6 +93,29 @@ def measured_share(audited: int, changed: int) -> dict[str, Any]:
         "audited": audited, "changed": changed, "share": changed / audited,
         "at_least": lower_share(changed, audited, UNSURE / 2), "at_most": upper_share(changed, audited, UNSURE / 2),
     }  # fmt: skip
+
+
+def with_running_shares(buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Buckets of a history, oldest first, each with what the audits of it and of those before it measured together:
+    `cascade_measured` and `still_measured`, as `measured_share` tells them, where there were any."""
+    sums = {"cascade": [0, 0], "still": [0, 0]}
+    shown: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
+    result = []
+    for bucket in buckets:
+        view = dict(bucket)
+        for kind, (audited, changed) in sums.items():
+            counts = bucket.get(kind)
+            if counts is None:
+                continue
+            differed = counts["changed"]
+            drawn = counts["audited"] if kind == "cascade" else counts["audited_same"] + differed
+            both = sums[kind] = [audited + drawn, changed + min(differed, drawn)]
+            pair = (both[0], both[1])
+            if kind not in shown or shown[kind][0] != pair:  # quantiles are dear, and most minutes audit nothing
+                shown[kind] = (pair, measured_share(*pair))
+            view[f"{kind}_measured"] = shown[kind][1]
+        result.append(view)
+    return result
 
 
 def _sum(before: Any, newer: Any) -> Any:

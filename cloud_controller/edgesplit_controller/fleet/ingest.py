@@ -52,6 +52,8 @@ class IngestResult:
     """Age of each backlog telemetry message on arrival, in seconds."""
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Number of messages by kind and outcome."""
+    audits: dict[str, audits.AnswerAudits] = field(default_factory=dict)
+    """What devices counted of changed answers, by model."""
 
 
 def ingest_messages(session: Session, received: Received, now: float, on_birth: OnBirth) -> IngestResult:
@@ -219,7 +221,7 @@ class _IngestBatch:
         if verdict in ("older session", "duplicate"):
             return verdict
         self._store(device.name, message, self._now, late=False, dated="now", result=result)
-        self._store_audits(device.name, message)
+        self._store_audits(device.name, message, result)
         # Reordered telemetry belongs to the history; the device's present state comes from newer messages.
         if verdict == "out of order":
             return verdict
@@ -246,12 +248,16 @@ class _IngestBatch:
                 row.health = _merged(row.health, msgspec.to_builtins(health))
                 row.health_at = self._now
 
-    def _store_audits(self, name: str, message: Telemetry) -> None:
+    def _store_audits(self, name: str, message: Telemetry, result: IngestResult) -> None:
         """Add what the device counted of changed answers to the sums of its releases."""
         rows = self._running[name]
         for window in message.models:
             if (row := rows.get(window.model)) is not None:
-                row.audits = audits.with_window(row.audits, window, (row.release, row.desired_release))
+                releases = (row.release, row.desired_release)
+                row.audits = audits.with_window(row.audits, window, releases)
+                if (fresh := audits.audits_of(window)) is not None and window.release in releases:
+                    before = result.audits.get(window.model)
+                    result.audits[window.model] = fresh if before is None else before + fresh
 
     def _backlog(self, device: Device, message: Backlog, result: IngestResult) -> str:
         """Store backlog telemetry under the time of its measurement; the present state does not change."""
@@ -267,7 +273,7 @@ class _IngestBatch:
                 continue
             at, dated = device_state.measured_at(telemetry.measured_at, message.sent_at, self._now)
             self._store(device.name, telemetry, at, late=True, dated=dated, result=result)
-            self._store_audits(device.name, telemetry)
+            self._store_audits(device.name, telemetry, result)
             _update_row(row, device_state.after_backlog(_to_state(row), telemetry.session, telemetry.sequence))
             row.from_backlog += 1
             result.lags_s.append(self._now - at)

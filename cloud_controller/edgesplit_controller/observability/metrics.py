@@ -3,7 +3,7 @@ are computed by database queries at each scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import edgesplit
 from edgesplit.observability import metrics
-from edgesplit.observability.registry import MetricRegistry, Series, gauge_series
+from edgesplit.observability.registry import Entry, MetricRegistry, Series, gauge_series
+from edgesplit_controller.fleet.audits import AnswerAudits
 from edgesplit_controller.fleet.ingest import IngestResult
 from edgesplit_controller.fleet.overview import FleetOverview
 from edgesplit_controller.history.rollup import RollUp
@@ -65,8 +66,29 @@ def record_ingest(ledger: MetricRegistry, taken: IngestResult, seconds: float) -
             (metrics.CONTROLLER_INGEST_S, (), seconds),
             *((metrics.CONTROLLER_MESSAGES, key, float(count)) for key, count in taken.outcomes.items()),
             *((metrics.CONTROLLER_BACKLOG_AGE_S, (), lag_s) for lag_s in taken.lags_s),
+            *(entry for model, counted in taken.audits.items() for entry in _entries_of_audits(model, counted)),
         ]
     )
+
+
+def _entries_of_audits(model: str, counted: AnswerAudits) -> Iterator[Entry]:
+    """What a cascade and still frames of a model add to their counters."""
+    if (cascade := counted.cascade) is not None:
+        for outcome in ("sure", "escalated", "unsure"):
+            yield metrics.CONTROLLER_CASCADE_ANSWERS, (model, outcome), float(getattr(cascade, outcome))
+        same = max(0, cascade.audited - cascade.changed)
+        for outcome, count in (("same", same), ("changed", cascade.changed), ("unaudited", cascade.unaudited)):
+            yield metrics.CONTROLLER_CASCADE_AUDITS, (model, outcome), float(count)
+        yield metrics.CONTROLLER_CASCADE_ALARMS, (model,), float(cascade.alarms)
+    if (still := counted.still) is not None:
+        yield metrics.CONTROLLER_REPEATED, (model,), float(still.repeated)
+        for outcome, count in (
+            ("same", still.audited_same),
+            ("changed", still.changed),
+            ("unaudited", still.unaudited),
+        ):
+            yield metrics.CONTROLLER_REPEAT_AUDITS, (model, outcome), float(count)
+        yield metrics.CONTROLLER_REPEAT_ALARMS, (model,), float(still.alarms)
 
 
 def observe_statements(engine: Engine, ledger: MetricRegistry) -> None:

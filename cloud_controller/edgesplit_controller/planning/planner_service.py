@@ -41,9 +41,10 @@ from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, with_m
 from edgesplit_partitioner.costs.model import TensorCost
 from edgesplit_partitioner.edgetpu import is_edge_tpu
 from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
+from edgesplit_partitioner.planner.cascade import PlannedCascade
 from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers
 from edgesplit_partitioner.planner.changed_answers import check_samples
-from edgesplit_partitioner.planner.early_exit import ExitPlan, plan_exit
+from edgesplit_partitioner.planner.early_exit import ExitPlan, PlannedExit, plan_exit
 from edgesplit_partitioner.planner.planner import tensors_to_confirm
 from edgesplit_partitioner.presentation.plan_json import describe_exit
 from edgesplit_partitioner.profiling.codecs import (
@@ -75,6 +76,8 @@ HERE = "cloud"
 """The tier whose times are measured on this machine."""
 ASSUMED_LINK = "wifi"
 """Link that is assumed where neither the operator nor the device's claim names one."""
+OnPriced = Callable[[str, PlannedCascade | PlannedExit], object]
+"""Gets a device class and its cascade with the price, of which the plan keeps what is signed."""
 MEASURED_SAMPLES = 16
 """Samples used by measurements."""
 CHOOSING_SAMPLES = MEASURED_SAMPLES
@@ -464,11 +467,11 @@ class PlanningService:
 
     def plan(
         self, model: Model, device_class: str, link: Link, options: PlanOptions, gateway: GatewayHop | None = None,
-        measured: FieldMeasurements | None = None,
+        measured: FieldMeasurements | None = None, on_priced: OnPriced | None = None,
     ) -> PlanResult:  # fmt: skip
         """The plan of a model for one device class and its first link (to this machine, or to the gateway). A foreign
         server is reached directly, without the gateway. `measured`: times that devices of the class measured in use
-        replace predicted ones."""
+        replace predicted ones. `on_priced` gets an early exit with its price."""
         gateway = None if options.server else gateway
         tiers = {EDGE: gateway.device_class} if gateway else {}
         links = links_through(link, gateway)
@@ -477,7 +480,10 @@ class PlanningService:
         costs, options = self._effective(model, costs, links, options, measured)
         report_step(f"planning for {device_class}")
         if options.cascade is not None:
-            return self._plan_exit(model, device_class, costs, links, options, options.cascade).result
+            by_exit = self._plan_exit(model, device_class, costs, links, options, options.cascade)
+            if on_priced is not None:
+                on_priced(device_class, by_exit.planned)
+            return by_exit.result
         return plan(
             costs, links, objective=options.model_objective, limits=options.planner_limits(), codecs=options.codecs
         )

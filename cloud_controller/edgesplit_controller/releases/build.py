@@ -47,6 +47,7 @@ from edgesplit_controller.model_registry.registry import LoadedModel, Registry, 
 from edgesplit_controller.planning.family_planning import FamilyPlanning
 from edgesplit_controller.planning.planner_service import (
     GatewayHop,
+    OnPriced,
     PlanningService,
     PlanOptions,
     check_for_model,
@@ -94,14 +95,15 @@ class ReleaseBuilder:
     def prepare(
         self, model: Model, links: Mapping[str, Link], options: PlanOptions, *, recut: bool = False,
         gateways: Mapping[str, GatewayHop] | None = None, measured: Mapping[str, FieldMeasurements] | None = None,
-        judged: Collection[str] = (),
+        judged: Collection[str] = (), on_priced: OnPriced | None = None,
     ) -> tuple[str, Manifest]:  # fmt: skip
         """Digest and manifest of a release of `model`, to be signed; with `recut` as another cut of the model's newest
         release, to be signed by the planner.
 
         `links` maps each device class to the first link it is planned for; `gateways` to the gateway at the end of
         that link; `measured` to times measured in use. Golden inputs say what the answers should be for the gates of a
-        rollout in `judged` (`accuracy`, `agreement`). All chunks that a device or the offload server may request are
+        rollout in `judged` (`accuracy`, `agreement`). `on_priced` gets a cascade of each device class with its price.
+        All chunks that a device or the offload server may request are
         stored, but the release is not published yet. UsageError if there is no release to recut.
         """
         if (family := family_of(model)) is not None:
@@ -110,7 +112,7 @@ class ReleaseBuilder:
                     f"{model.ref} is a family, whose answers are of several models: gates of accuracy and agreement"
                     " judge one. Deploy it with `--least-accuracy`"
                 )
-            return self._prepare_family(model, family, links, options, recut, gateways or {})
+            return self._prepare_family(model, family, links, options, recut, gateways or {}, on_priced)
         check_for_model(model.ref, options)
         if recut and options.cascade is not None:
             raise UsageError(f"{model.ref}: an early exit is signed with the release key, not by a recut")
@@ -129,7 +131,7 @@ class ReleaseBuilder:
         planned = {
             device_class: self._planning.plan(
                 model, device_class, link, options, (gateways or {}).get(device_class),
-                (measured or {}).get(device_class),
+                (measured or {}).get(device_class), on_priced,
             )
             for device_class, link in links.items()
         }  # fmt: skip
@@ -191,7 +193,7 @@ class ReleaseBuilder:
 
     def _prepare_family(
         self, model: Model, family: FamilyDocument, links: Mapping[str, Link], options: PlanOptions, recut: bool,
-        gateways: Mapping[str, GatewayHop],
+        gateways: Mapping[str, GatewayHop], on_priced: OnPriced | None,
     ) -> tuple[str, Manifest]:  # fmt: skip
         """Digest and manifest of a family's release, to be signed with the release key."""
         if recut:
@@ -205,6 +207,9 @@ class ReleaseBuilder:
             )
             for device_class, link in links.items()
         }  # fmt: skip
+        for device_class, result in planned.items():
+            if result.cascade is not None and on_priced is not None:
+                on_priced(device_class, result.cascade)
         built = build_family(model, family, self._registry, planned)
         made, contents, pairs = built.manifest, built.contents, built.pairs
         if options.encrypt:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import edgesplit
+from edgesplit_provisioning import agent_options
 from edgesplit_provisioning.image import cloud_init, cmdline, raspberry_firstrun, systemd_unit
 from edgesplit_provisioning.image.detect import DetectedImage, Format
 from edgesplit_provisioning.image.options import CardSettings
@@ -52,6 +53,8 @@ def build_boot_files(
     files[ORIGINAL_CMDLINE] = line
     files[CARD_FILE] = _card_record(settings, device_class, instance)
     files[CLAIM_FILE] = claim
+    if settings.agent_options is not None:
+        files[f"{FOLDER}/{agent_options.FILE}"] = f"{agent_options.environment_line(settings.agent_options)}\n".encode()
     if detected.format is Format.CLOUD_INIT:
         files |= _for_cloud_init(settings, detected.mount, instance)
         parameters = cloud_init.kernel_parameters(instance, settings.wifi)

@@ -42,6 +42,8 @@ class CardSettings:
     sudo: bool = False
     """The user gets sudo without a password (it has none)."""
     wifi: Wifi | None = None
+    agent_options: str | None = None
+    """Checked options of the agent's `run`."""
 
 
 def checked_hostname(raw: str) -> str:

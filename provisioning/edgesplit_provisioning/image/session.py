@@ -201,7 +201,7 @@ class FlashSession:
     def _files(self, image: card.Image, kit: Kit, device: DeviceSettings, claim: bytes) -> BootFiles:
         settings = CardSettings(
             hostname=device.hostname, user=self._login or image.detected.default_user, ssh_keys=self._ssh_keys,
-            sudo=self._flash.sudo, wifi=self._wifi,
+            sudo=self._flash.sudo, wifi=self._wifi, agent_options=self._flash.agent_options,
         )  # fmt: skip
         return build_boot_files(image.detected, settings, kit.files, claim, image.cmdline, self._device_class)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edgesplit_provisioning import agent_options as options_file
 from edgesplit_provisioning.jetson.root_filesystem import FileToWrite
 from edgesplit_provisioning.wifi import CONNECTION, Wifi, network_manager_keyfile
 
@@ -44,7 +45,7 @@ WantedBy=multi-user.target
 
 def overlay_files(
     kit: Mapping[str, Path], claim: bytes, hostname: str, *, user: str = "", ssh_keys: Sequence[str] = (),
-    sudo: bool = False, wifi: Wifi | None = None,
+    sudo: bool = False, wifi: Wifi | None = None, agent_options: str | None = None,
 ) -> list[FileToWrite]:  # fmt: skip
     """The files, by paths below the root. The unit's link comes last, since it enables the installation.
 
@@ -56,6 +57,9 @@ def overlay_files(
         FileToWrite(f"{KIT}/first-boot.sh", _FIRST_BOOT.encode(), 0o755),
         FileToWrite("etc/hostname", f"{hostname}\n".encode()),
     ]
+    if agent_options is not None:
+        line = options_file.environment_line(agent_options)
+        puts.append(FileToWrite(f"{KIT}/{options_file.FILE}", f"{line}\n".encode()))
     if ssh_keys:
         keys = "".join(f"{key}\n" for key in ssh_keys)
         puts.append(FileToWrite(f"etc/ssh/authorized_keys.d/{user}", keys.encode()))

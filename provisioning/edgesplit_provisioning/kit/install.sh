@@ -9,13 +9,16 @@ set -eu
 
 usage() {
   cat <<'TEXT'
-usage: install.sh [--claim FILE] [--data DIR] [--prefix DIR] [--user NAME] [--units DIR] [--no-service] [--coral]
+usage: install.sh [--claim FILE] [--data DIR] [--prefix DIR] [--user NAME] [--units DIR] [--env FILE] [--no-service]
+                  [--coral]
        install.sh --remove [--purge]
   --claim FILE   the device's claim: moved into the data folder (default: claim.json beside this script, if there)
   --data DIR     the agent's own folder (default /var/lib/edgesplit-agent)
   --prefix DIR   where it is installed (default /opt/edgesplit-agent)
   --user NAME    whom it runs as; made if it is not there (default edgesplit-agent)
   --units DIR    where systemd's units go (default /etc/systemd/system)
+  --env FILE     environment of the service (default /etc/edgesplit-agent.env), which gets the line OPTIONS="…" of
+                 options.env beside this script, if there
   --no-service   install only: `edgesplit-agent supervise` keeps it running where there is no systemd
   --coral        install libedgetpu from the kit too, for a Coral accelerator
   --remove       take the agent and its service away; --purge: its data folder and its user too
@@ -36,11 +39,12 @@ sums() {
 
 main() {
   claim='' data=/var/lib/edgesplit-agent prefix=/opt/edgesplit-agent user=edgesplit-agent units=/etc/systemd/system
+  environment=/etc/edgesplit-agent.env
   service=yes coral=no remove=no purge=no
   kit=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
   while [ $# -gt 0 ]; do
     case $1 in
-      --claim | --data | --prefix | --user | --units) [ $# -ge 2 ] || misused "$1 needs a value" ;;
+      --claim | --data | --prefix | --user | --units | --env) [ $# -ge 2 ] || misused "$1 needs a value" ;;
     esac
     case $1 in
       --claim) claim=$2; shift ;;
@@ -48,6 +52,7 @@ main() {
       --prefix) prefix=$2; shift ;;
       --user) user=$2; shift ;;
       --units) units=$2; shift ;;
+      --env) environment=$2; shift ;;
       --no-service) service=no ;;
       --coral) coral=yes ;;
       --remove) remove=yes ;;
@@ -261,6 +266,7 @@ install_service() {
   changed=no
   cmp -s "$unit.new" "$unit" || changed=yes
   mv -f "$unit.new" "$unit"
+  take_options
   sync
   systemctl daemon-reload
   systemctl enable --quiet edgesplit-agent.service
@@ -270,6 +276,17 @@ install_service() {
     systemctl start --no-block edgesplit-agent.service
   fi
   say 'edgesplit-agent.service runs: systemctl status edgesplit-agent'
+}
+
+take_options() { # other lines of the environment file are somebody else's, and stay
+  [ -e "$kit/options.env" ] || return 0
+  mkdir -p "$(dirname -- "$environment")"
+  [ -e "$environment" ] || (umask 077 && : >"$environment") # it may come to hold a proxy's password
+  rm -f "$environment.new"
+  cp -p "$environment" "$environment.new"
+  { grep -v '^OPTIONS=' "$environment" || true; cat "$kit/options.env"; } >"$environment.new"
+  cmp -s "$environment.new" "$environment" || changed=yes
+  mv -f "$environment.new" "$environment"
 }
 
 say_how() { say "to run it: $prefix/current/bin/edgesplit-agent supervise --data $data --claim $data/claim.json"; }

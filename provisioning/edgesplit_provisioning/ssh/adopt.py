@@ -20,6 +20,7 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
 from edgesplit.identifiers import new_device_name
 from edgesplit.terminal_text import printable
+from edgesplit_provisioning.agent_options import ENVIRONMENT, FILE, environment_line
 from edgesplit_provisioning.image.device_config import why_unreachable
 from edgesplit_provisioning.kit import Kit
 from edgesplit_provisioning.ssh import decide, upload
@@ -80,6 +81,16 @@ class AdoptOptions:
     wait_s: float = 0.0
     """Seconds to wait for the device to be online; 0 does not wait."""
     dry_run: bool = False
+    agent_options: str | None = None
+    """Checked options of the agent's `run`; None leaves those that are there."""
+    environment: str = ENVIRONMENT
+    """The service's environment file, which has these options."""
+
+    @property
+    def options_line(self) -> str | None:
+        """The line that the environment file is to have; None for any, also where no service reads that file."""
+        wanted = self.service and self.agent_options is not None
+        return environment_line(self.agent_options or "") if wanted else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +101,7 @@ class AdoptionResult:
     device: str
     device_class: str
     did: str
-    """What was done, or would be in a dry run: install, upgrade, repair, remove, purge or nothing."""
+    """What was done, or would be in a dry run: install, upgrade, repair, configure, remove, purge or nothing."""
     version: str
     system: str
     state: str = ""
@@ -126,7 +137,7 @@ class Adopter:
         device_class = "" if known else host.device_class or decide.device_class(facts, coral=options.coral)
         self.on_progress("making the kit")
         kit = self.kit_for(means, facts, options.coral)
-        step = decide.next_action(installed, kit.mark, known=known)
+        step = decide.next_action(installed, kit.mark, known=known, options=options.options_line)
         result = AdoptionResult(
             host=host.target, device=name, device_class=device_class, did=step, version=kit.manifest.version,
             system=f"{printable(facts.os_name)[:80]}, Python {means.python}"
@@ -139,11 +150,13 @@ class Adopter:
             result = replace(result, warning=self._install(ssh, root, facts, kit, name, device_class))
         if means.service and options.service:
             return self._wait_online(result)
-        return replace(result, start=START_COMMAND.format(prefix=options.prefix, data=options.data))
+        start = START_COMMAND.format(prefix=options.prefix, data=options.data)
+        return replace(result, start=f"{start} {options.agent_options or ''}".rstrip())
 
     def _survey_as_root(self, ssh: Ssh, facts: MachineFacts) -> tuple[RootShell, Installed]:
         root = RootShell.on(ssh, decide.root_method(facts), self.ask_password)
-        return root, parse_installed(root.run(ROOT_SURVEY_SCRIPT, self.options.prefix, self.options.data).out)
+        places = (self.options.prefix, self.options.data, self.options.environment)
+        return root, parse_installed(root.run(ROOT_SURVEY_SCRIPT, *places).out)
 
     def _identify(self, installed: Installed, host: Host, facts: MachineFacts) -> tuple[str, bool]:
         """The device's name, and whether the controller has it already. UsageError where it belongs to another
@@ -192,6 +205,9 @@ class Adopter:
             warning = why_unreachable(claim)
             upload.upload_secret(ssh, CLAIM, claim)
             arguments += ["--claim", f"{uploaded.stage}/{CLAIM}"]
+        if (line := self.options.options_line) is not None:
+            upload.upload_secret(ssh, FILE, f"{line}\n".encode())
+            arguments += ["--env", self.options.environment]
         self.on_progress("installing")
         self._run_installer(root, uploaded.stage, arguments)
         return warning

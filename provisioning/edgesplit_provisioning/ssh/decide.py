@@ -33,7 +33,7 @@ PROFILES_BY_MODEL = (
 """Device profile by the beginning of a device tree's model."""
 
 RootMethod = Literal["root", "sudo", "sudo with password"]
-Action = Literal["install", "upgrade", "repair", "nothing"]
+Action = Literal["install", "upgrade", "repair", "configure", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,16 @@ def check_free_space(facts: MachineFacts, to_copy: int, to_install: int) -> None
             )
 
 
-def next_action(installed: Installed, mark: str, *, known: bool) -> Action:
+def next_action(installed: Installed, mark: str, *, known: bool, options: str | None = None) -> Action:
     """What is to be done: `installed` is what is there, `mark` the version that the kit installs; `known`: the
-    controller has the device."""
+    controller has the device; `options`: the line of the environment file that is wanted, None for any."""
     if not installed.version:
         return "install"
     if installed.version != mark:
         return "upgrade"
-    return "nothing" if known and installed.service in ("active", "") else "repair"
+    if not known or installed.service not in ("active", ""):
+        return "repair"
+    return "nothing" if options in (None, installed.options) else "configure"
 
 
 def check_owner(installed: Installed, authority: str, name: str) -> None:

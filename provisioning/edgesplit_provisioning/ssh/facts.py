@@ -59,6 +59,7 @@ cat "$2/identity/enrolled.json" 2>/dev/null | head -c 2048 | tell enrolled
 cat "$2/identity/ca.pem" 2>/dev/null | tell ca
 {{ systemctl is-active edgesplit-agent.service 2>/dev/null; }} | tell service
 {{ [ -e "$2" ] && echo yes; }} | tell data
+{{ grep '^OPTIONS=' "$3" 2>/dev/null | tail -n 1; }} | tell options
 echo {_END.decode()}
 """
 
@@ -102,6 +103,8 @@ class Installed:
     """State of the service, as reported by systemd."""
     data: bool
     """True where there is a data folder."""
+    options: str = ""
+    """The line with the agent's options in the service's environment file; empty without one."""
 
 
 class _Enrolled(msgspec.Struct):
@@ -143,6 +146,7 @@ def parse_installed(raw: bytes) -> Installed:
         version=version, device=enrolled.device, controller=enrolled.controller,
         authority=_text(values.get("ca", b"")).strip(),
         service=_line(values, "service"), data=_line(values, "data") == "yes",
+        options=_text(values.get("options", b"")).strip(),
     )  # fmt: skip
 
 

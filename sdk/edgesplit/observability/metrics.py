@@ -183,6 +183,19 @@ CONTROLLER_ROLLOUT_DEVICES = _gauge("edgesplit_controller_rollout_devices", "sta
 CONTROLLER_MESSAGES = _counter("edgesplit_controller_messages_total", "kind", "outcome", help=
     "Messages from devices. outcome: new, duplicate, out of order, older session, revoked, "
     "unknown, dropped (malformed, or over the device's rate limit).")
+CONTROLLER_CASCADE_ANSWERS = _counter("edgesplit_controller_cascade_answers_total", "model", "outcome", help=
+    "Requests that devices answered by a cascade, of the telemetry that this process stored. outcome: sure (by the "
+    "first variant), escalated (by the second one), unsure.")
+CONTROLLER_CASCADE_AUDITS = _counter("edgesplit_controller_cascade_audits_total", "model", "outcome", help=
+    "Frames of cascades that devices drew for audit. outcome: same, changed, unaudited.")
+CONTROLLER_CASCADE_ALARMS = _counter("edgesplit_controller_cascade_alarms_total", "model", help=
+    "Times that a device's audits showed more changed answers than allowed, and its threshold was tightened.")
+CONTROLLER_REPEATED = _counter("edgesplit_controller_repeated_total", "model", help=
+    "Frames that devices gave their stream's last answer, because they were still.")
+CONTROLLER_REPEAT_AUDITS = _counter("edgesplit_controller_repeat_audits_total", "model", "outcome", help=
+    "Frames of streams that repeat answers, drawn for audit on devices. outcome: same, changed, unaudited.")
+CONTROLLER_REPEAT_ALARMS = _counter("edgesplit_controller_repeat_alarms_total", "model", help=
+    "Times that audits on a device showed more changed answers than allowed, and a stream's threshold was tightened.")
 CONTROLLER_REMOTE_INFERENCES = _counter("edgesplit_controller_remote_inferences_total", "outcome", help=
     "Inferences that operators sent to devices through this process. outcome: answered, failed, cancelled.")
 CONTROLLER_REMOTE_INFERENCE_S = _histogram("edgesplit_controller_remote_inference_seconds", help=

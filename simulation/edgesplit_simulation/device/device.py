@@ -24,9 +24,10 @@ from edgesplit_agent.releases.chunk_store import ChunkStore
 from edgesplit_agent.releases.golden_result import GoldenResult
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.telemetry.conditions import reported_conditions
 from edgesplit_agent.telemetry.disk_ring import DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
-from edgesplit_agent.telemetry.windows import build_telemetry
+from edgesplit_agent.telemetry.windows import build_telemetry, with_cascades
 from edgesplit_agent.updates.reconciler import InstalledState, Reconciler, model_states
 from edgesplit_simulation.device.engine import DEADLINE_S, SimulatedEngine, SimulatedOffloadServer, host_of
 from edgesplit_simulation.device.runtime import simulated_hosts
@@ -353,8 +354,12 @@ class _PoweredAgent:
             self._hub.monotonic(), [host_of(release).behaviour.extra_celsius for release in engine.serving.values()]
         )
         windows, health = engine.windows.close_windows(engine.serving, now), self._health(power.celsius)
+        windows = with_cascades(windows, engine.cascades.close_windows())
         backlog = {"measured_at": self._moment()} if self._device.environment.telemetry_backlog_bytes else {}
-        return build_telemetry(session, sequence, True, now, windows, power, health=health, **backlog), marker
+        conditions = reported_conditions((), cascade_alarms=engine.cascades.alarms(self._hub.monotonic()))
+        return build_telemetry(
+            session, sequence, True, now, windows, power, health=health, conditions=conditions, **backlog
+        ), marker
 
     def _health(self, celsius: float | None) -> tuple[ReleaseHealth, ...]:
         """The health figures that rollout gates evaluate, for each release that serves."""

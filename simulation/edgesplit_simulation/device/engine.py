@@ -12,13 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from edgesplit import plan as plans
-from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound
+from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound, Unsure
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
 from edgesplit.oip.report import Report
-from edgesplit.plan import Conditions, Link, Row
+from edgesplit.plan import Conditions, Link, Plan, Row
 from edgesplit.testing.virtual_time import Hub, Timer
 from edgesplit_agent.offload.target import INITIAL_LINK
+from edgesplit_agent.policy.cascade_audit import Draw
+from edgesplit_agent.policy.escalation import CascadeRows, may_answer_unsure
 from edgesplit_agent.policy.hedge_budget import hedge_schedule
 from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S
 from edgesplit_agent.policy.link_estimator import LinkEstimate
@@ -27,6 +31,7 @@ from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
 from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.telemetry.windows import TelemetryWindows
+from edgesplit_simulation.device.cascade import SimulatedCascade, SimulatedCascades
 from edgesplit_simulation.device.runtime import SimulatedHost
 from edgesplit_simulation.device.sensors import BASIS, PowerModel, joules
 
@@ -65,6 +70,7 @@ class SimulatedEngine:
     health: ReleaseHealthTracker = field(default_factory=ReleaseHealthTracker)
     power_model: PowerModel = field(default_factory=lambda: PowerModel(0.0))
     windows: TelemetryWindows = field(default_factory=TelemetryWindows)
+    cascades: SimulatedCascades = field(default_factory=SimulatedCascades)
     _serving: dict[str, LoadedRelease] = field(default_factory=dict)
     _row_selector: RowSelector = field(default_factory=RowSelector)
     _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -85,6 +91,7 @@ class SimulatedEngine:
         previous = self._serving.get(model)
         self._serving = {**self._serving, model: release}
         self._row_selector.forget(model)
+        self.cascades.serve(model, release)
         self._link_estimator = self._link_estimator or LinkEstimate.from_link(release.plan.link)
         if previous is not None and previous is not release:
             previous.retire()
@@ -94,6 +101,7 @@ class SimulatedEngine:
         previous = self._serving.get(model)
         self._serving = {name: release for name, release in self._serving.items() if name != model}
         self._row_selector.forget(model)
+        self.cascades.drop(model)
         if previous is not None:
             previous.retire()
 
@@ -121,7 +129,7 @@ class SimulatedEngine:
         release.lease()
         self._probe_if_due()
         try:
-            result, seconds = self._simulate_request(release, model, deadline_s)
+            result, seconds = self._answer(release, model, deadline_s)
         except InferenceFailed as error:
             result, seconds = self._run_remotely(release, error)
         except EdgeError as error:
@@ -148,11 +156,76 @@ class SimulatedEngine:
 
     # Simulation of one request
 
+    def _answer(self, release: LoadedRelease, model: str, deadline_s: float) -> tuple[Report | EdgeError, float]:
+        """The result of a request, by the release's cascade where it has one, and the seconds until it is known."""
+        cascade = self.cascades.of(model)
+        rows = cascade.rows(release.plan) if cascade is not None else None
+        if cascade is None or rows is None:
+            return self._simulate_request(release, release.plan, model, deadline_s)
+        draw = cascade.audit.draw(self.hub.rng.random(), self.hub.monotonic(), lambda: self._breaker.is_allowing)
+        try:
+            return self._answer_by_cascade(release, model, cascade, rows, deadline_s, draw)
+        except EdgeError:
+            if draw == "drawn":
+                cascade.audit.on_lost()
+            raise
+
+    def _answer_by_cascade(
+        self, release: LoadedRelease, model: str, cascade: SimulatedCascade, rows: CascadeRows, deadline_s: float,
+        draw: Draw,
+    ) -> tuple[Report | EdgeError, float]:  # fmt: skip
+        """The first variant's result where its drawn score is sure, else the second one's, or the first one's unsure
+        answer where the second cannot be asked in time."""
+        score = cascade.score(self.hub.rng)
+        is_sure = cascade.audit.is_sure(score)
+        # Rows behind an early exit contain its layers: what goes on computes them once.
+        is_computed_later = bool(rows.cascade.exit_output) and not is_sure
+        first_s = 0.0 if is_computed_later else self._run_on_device(release, rows.first)
+        if first_s > deadline_s:
+            if draw == "drawn":
+                cascade.audit.on_lost()
+            return DeadlineExceeded("the device's part was not finished before the deadline"), deadline_s
+        own = partial(self._report, release, rows.first, rows.first.device_s, first_s, device_s=first_s, score=score)
+        if is_sure:
+            cascade.audit.on_sure(score, draw)
+            if draw == "drawn":
+                self._audit(release, model, cascade, rows)
+            return own(), first_s
+        try:
+            result, seconds = self._simulate_request(release, rows.second, model, deadline_s - first_s)
+        except LinkError as error:  # no row of the second variant can answer now
+            result, seconds = error, 0.0
+        if draw == "drawn":
+            cascade.audit.on_outcome(False)
+        if isinstance(result, Report):
+            cascade.audit.on_escalated()
+            marked = msgspec.structs.replace(
+                result, escalated=True, score=score, latency_s=result.latency_s + first_s,
+                device_s=result.device_s + first_s, predicted_s=result.predicted_s + first_s,
+            )  # fmt: skip
+            return marked, first_s + seconds
+        is_given = may_answer_unsure(rows, 0.0)
+        cascade.audit.on_unsure(is_given)
+        unsure = f"{rows.cascade.first} is unsure, and {rows.cascade.second} could not be asked in time: {result}"
+        return own(unsure=True) if is_given else Unsure(unsure), first_s + seconds
+
+    def _audit(self, release: LoadedRelease, model: str, cascade: SimulatedCascade, rows: CascadeRows) -> None:
+        """The second variant's answer to a frame that was answered surely: it costs time beside the requests."""
+        choice = self._select_row(model, rows.second, DEADLINE_S)
+        failed = choice is None or (not choice.row.is_local and bool(self._simulate_exchange(choice.row)[2]))
+        if choice is None or failed:
+            cascade.audit.on_unaudited()
+            return
+        if choice.row.device:
+            self._run_on_device(release, choice.row)
+        differs = cascade.differs(self.hub.rng, host_of(release).behaviour.drift)
+        cascade.on_audited(differs, choice.row.up_bytes + choice.row.down_bytes, self.hub.monotonic())
+
     def _simulate_request(
-        self, release: LoadedRelease, model: str, deadline_s: float
+        self, release: LoadedRelease, plan: Plan, model: str, deadline_s: float
     ) -> tuple[Report | EdgeError, float]:
-        """The result of a request and the seconds until it is known."""
-        choice = self._select_row(release, model, deadline_s)
+        """The result of a request by one of the plan's rows and the seconds until it is known."""
+        choice = self._select_row(model, plan, deadline_s)
         if choice is None:
             raise LinkError("the plan has no fallback, and the cloud does not answer")
         row = choice.row
@@ -164,11 +237,11 @@ class SimulatedEngine:
             return self._report(release, row, expected_s, device_s, device_s=device_s), device_s
         return self._offload_with_fallback(release, choice, expected_s, device_s, deadline_s)
 
-    def _select_row(self, release: LoadedRelease, model: str, deadline_s: float) -> RowChoice | None:
+    def _select_row(self, model: str, plan: Plan, deadline_s: float) -> RowChoice | None:
         remote_usable = self._breaker.has_room(self._in_flight)
         meter = self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)
         return self._row_selector.select(
-            model, release.plan, SelectionContext(meter, self.hub.monotonic(), remote_usable, deadline_s=deadline_s)
+            model, plan, SelectionContext(meter, self.hub.monotonic(), remote_usable, deadline_s=deadline_s)
         )
 
     def _run_on_device(self, release: LoadedRelease, row: Row) -> float:
@@ -277,6 +350,7 @@ class SimulatedEngine:
         energy_j = joules(device_s, latency_s, host_of(release).behaviour.energy_factor)
         return Report(
             release=release.digest, row=row.name, split_after=row.split_after, emulated=True, predicted_s=expected_s,
+            variant=row.variant, accuracy=row.accuracy or 0.0,
             latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, device_s=device_s, joules=energy_j,
             joules_basis=BASIS, **fields,  # type: ignore[arg-type]
         )  # fmt: skip

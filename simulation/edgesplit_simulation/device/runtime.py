@@ -7,7 +7,7 @@ slowly, or loses its worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgesplit.errors import InferenceFailed, MalformedMessage
 from edgesplit.file_hash import file_sha256
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan
-from edgesplit.release.manifest import TensorSpec
+from edgesplit.release.manifest import VARIANT_SLICE_MARK, TensorSpec
 from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.releases.loaded_release import with_header_length
@@ -50,8 +50,8 @@ class SimulatedHost:
         self._plan = plan
         self._behaviour = behaviour
         self._read_chunk = read_chunk
-        self._golden_pairs: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-        """Golden inputs and answers read so far: the chunk store may evict them while this host runs."""
+        self._golden_pairs: list[tuple[str, dict[str, Tensor], dict[str, Tensor]]] = []
+        """Golden inputs and answers by variant, read so far: the chunk store may evict them while this host runs."""
 
     def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
         """The golden answers to golden inputs, also where another release has the same inputs. Raises InferenceFailed
@@ -59,7 +59,7 @@ class SimulatedHost:
         mood = self._behaviour()
         for name in job.order:
             timing.seconds[name] = self._plan.slice_s.get(name, 0.0) * mood.slowdown
-        answer = self._golden_answer(job.tensors)
+        answer = self._golden_answer(self._variant_of(job.order), job.tensors)
         if answer is None:
             raise InferenceFailed("a simulated runtime answers golden inputs only")
         if mood.wrong_golden:
@@ -96,19 +96,29 @@ class SimulatedHost:
         """Mark the host as closed; no process has to end."""
         self.closed = True
 
-    def _golden_answer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The golden answer whose request has these tensors; None without a match."""
-        for inputs, answer in self._golden_pairs:
-            if all(_same(tensors.get(name), value) for name, value in inputs.items()):
+    def _variant_of(self, order: Sequence[str]) -> str:
+        """Name of the family's variant that these slices are of; empty for one model."""
+        name = order[0].partition(VARIANT_SLICE_MARK)[0] if order else ""
+        return name if self._release.manifest.variant(name) is not None else ""
+
+    def _golden_answer(self, variant: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The variant's golden answer whose request has these tensors; None without a match. Variants may have the same
+        golden inputs."""
+        for of, inputs, answer in self._golden_pairs:
+            if of == variant and all(_same(tensors.get(name), value) for name, value in inputs.items()):
                 return dict(answer)
         manifest = self._release.manifest
         chunk = decrypting_chunk_source(manifest, self._release.keys, self._read_chunk)
-        for golden in manifest.golden:
+        for number, golden in enumerate(manifest.golden):
+            if manifest.variant_of_golden(number) != variant:
+                continue
             try:
                 decoded = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))
                 if all(_same(tensors.get(name), value) for name, value in decoded.inputs.items()):
                     answer = dict(oip.decode_response(*with_header_length(chunk(golden.response.sha256))).outputs)
-                    self._golden_pairs.append((dict(decoded.inputs), answer))
+                    own = zip(manifest.outputs_of(variant), manifest.outputs, strict=True)
+                    answer |= {name: answer[spec.name] for name, spec in own if spec.name in answer}
+                    self._golden_pairs.append((variant, dict(decoded.inputs), answer))
                     return dict(answer)
             except MalformedMessage:
                 continue

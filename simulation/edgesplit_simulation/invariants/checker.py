@@ -117,5 +117,5 @@ class InvariantChecker:
 def _kind(result: Report | EdgeError) -> str:
     """How an outcome is counted."""
     if isinstance(result, Report):
-        return "fallback" if result.fallback else "local" if result.row == "local" else "cloud"
+        return "fallback" if result.fallback else "cloud" if result.up_bytes else "local"
     return "refused" if isinstance(result, NotFound) else type(result).__name__

@@ -177,6 +177,28 @@ describe("a device's history", () => {
     expect(origins(model)).toEqual({ simulated: 5, real: 2 });
   });
 
+  test("of a cascade has who answered in per cent, and the promise beside what audits measured so far", () => {
+    const cascade = { sure: 6, escalated: 3, unsure: 1 };
+    const measured = { audited: 40, changed: 1, share: 0.025, at_least: 0.0013, at_most: 0.11 };
+    const lines = fromBuckets([
+      { at: 0, span_s: 60, requests: 10, cascade, cascade_allowed_max: 0.02, cascade_measured: measured },
+      { at: 60, span_s: 60, requests: 0, cascade: { sure: 0, escalated: 0, unsure: 0 }, cascade_allowed_max: 0.02 },
+      { at: 120, span_s: 60, requests: 4, still: { repeated: 9 }, still_allowed_max: 0.01 },
+    ]);
+    expect([lines.sure, lines.escalated, lines.unsure]).toEqual([
+      [60, null, null],
+      [30, null, null],
+      [10, null, null],
+    ]);
+    expect(lines.allowed).toEqual([2, 2, null]);
+    expect(lines.changed).toEqual([2.5, null, null]);
+    expect(lines.changedMost).toEqual([11, null, null]);
+    expect([lines.stillAllowed, lines.stillChanged]).toEqual([
+      [null, null, 1],
+      [null, null, null],
+    ]);
+  });
+
   test("is stacked", () => {
     expect(stacked([1, null, 3], [1, null, 1])).toEqual([
       [1, null, 3],

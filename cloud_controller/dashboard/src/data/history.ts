@@ -18,10 +18,25 @@ export interface History {
   roundTrip: (number | null)[];
   watts: (number | null)[];
   celsius: (number | null)[];
+  /** Of the requests of a cascade, in per cent: surely answered by its first variant, by its second one, and unsurely. */
+  sure: (number | null)[];
+  escalated: (number | null)[];
+  unsure: (number | null)[];
+  /** Answers that a cascade changed, in per cent: allowed, measured by audits so far, and between which shares it lies. */
+  allowed: (number | null)[];
+  changed: (number | null)[];
+  changedLeast: (number | null)[];
+  changedMost: (number | null)[];
+  /** The same of repeated answers. */
+  stillAllowed: (number | null)[];
+  stillChanged: (number | null)[];
+  stillLeast: (number | null)[];
+  stillMost: (number | null)[];
 }
 
 const LINES = [
   "p95", "worst", "device", "link", "remote", "predicted", "requests", "fallbacks", "failed", "joules", "uplink", "roundTrip", "watts", "celsius",
+  "sure", "escalated", "unsure", "allowed", "changed", "changedLeast", "changedMost", "stillAllowed", "stillChanged", "stillLeast", "stillMost",
 ] as const; // biome-ignore format: one line
 type Point = Partial<Record<(typeof LINES)[number], number | null | undefined>>;
 
@@ -117,7 +132,13 @@ function ofDevice(report: Telemetry): Point {
 
 function ofBucket(bucket: Bucket | undefined): Point {
   if (bucket === undefined) return {};
-  const counts = { requests: bucket.requests, fallbacks: bucket.fallbacks, failed: bucket.failed };
+  const counts = {
+    requests: bucket.requests,
+    fallbacks: bucket.fallbacks,
+    failed: bucket.failed,
+    ...ofCascade(bucket),
+    ...ofStill(bucket),
+  };
   if (!bucket.requests) return counts;
   return {
     ...counts,
@@ -129,6 +150,35 @@ function ofBucket(bucket: Bucket | undefined): Point {
     predicted: bucket.predicted_s,
     joules: bucket.joules,
   };
+}
+
+function ofCascade({ cascade, cascade_allowed_max, cascade_measured }: Bucket): Point {
+  if (cascade === undefined) return {};
+  const asked = cascade.sure + cascade.escalated + cascade.unsure;
+  const share = (count: number) => (asked > 0 ? (100 * count) / asked : null);
+  return {
+    sure: share(cascade.sure),
+    escalated: share(cascade.escalated),
+    unsure: share(cascade.unsure),
+    allowed: perCent(cascade_allowed_max),
+    changed: perCent(cascade_measured?.share),
+    changedLeast: perCent(cascade_measured?.at_least),
+    changedMost: perCent(cascade_measured?.at_most),
+  };
+}
+
+function ofStill({ still, still_allowed_max, still_measured }: Bucket): Point {
+  if (still === undefined) return {};
+  return {
+    stillAllowed: perCent(still_allowed_max),
+    stillChanged: perCent(still_measured?.share),
+    stillLeast: perCent(still_measured?.at_least),
+    stillMost: perCent(still_measured?.at_most),
+  };
+}
+
+function perCent(share: number | null | undefined): number | null {
+  return share === null || share === undefined ? null : 100 * share;
 }
 
 function ofDeviceBucket(bucket: Bucket | undefined): Point {

@@ -84,6 +84,23 @@ export interface Bucket {
   celsius_max?: number | null;
   /** Requests by the origin of their answers: `real`, `emulated`, `simulated`. */
   origins?: Record<string, number>;
+  cascade?: { sure: number; escalated: number; unsure: number };
+  /** Greatest share of answers that a cascade may change. */
+  cascade_allowed_max?: number;
+  /** What the audits of this bucket and of those before it show together. */
+  cascade_measured?: Interval;
+  still?: { repeated: number };
+  still_allowed_max?: number;
+  still_measured?: Interval;
+}
+
+/** A measured share, and between which shares the truth lies, 90 % sure; null before the first audit. */
+export interface Interval {
+  audited: number;
+  changed: number;
+  share: number | null;
+  at_least: number | null;
+  at_most: number | null;
 }
 
 /** A bucket of the whole fleet. */
@@ -280,13 +297,7 @@ export interface Device {
 }
 
 /** Audited answers, those of them that differed, and between which shares the truth lies, 90 % sure. */
-export interface MeasuredShare {
-  audited: number;
-  changed: number;
-  /** Null before the first audit. */
-  share: number | null;
-  at_least: number | null;
-  at_most: number | null;
+export interface MeasuredShare extends Interval {
   /** The share of answers that may change. */
   allowed: number;
   unaudited: number;
@@ -401,6 +412,8 @@ export interface Model {
   inputs?: { name: string; shape: unknown; dtype?: string }[];
   outputs?: { name: string; shape: unknown; dtype?: string }[];
   format?: string;
+  /** Of a family, its document. */
+  family?: object | null;
 }
 
 export interface ReleaseView extends OriginCount {

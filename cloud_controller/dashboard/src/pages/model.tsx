@@ -11,7 +11,15 @@ import { AuditFigures } from "../parts/audits";
 import { CurveChart, Gain, inWords, PlanTable } from "../parts/curves";
 import { DeployButton } from "../parts/deploy";
 import { Figures } from "../parts/figures";
-import { EnergyChart, LatencyChart, Ranges, RequestsChart } from "../parts/history_charts";
+import {
+  CascadeAuditsChart,
+  CascadeChart,
+  EnergyChart,
+  LatencyChart,
+  Ranges,
+  RequestsChart,
+  StillAuditsChart,
+} from "../parts/history_charts";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Proposals } from "../parts/proposals";
 import { OriginCounts } from "../parts/status";
@@ -66,12 +74,18 @@ export function ModelPage({ reference }: { reference: string }) {
 }
 
 function Facts({ model }: { model: ModelView }) {
+  const shape: [string, string][] =
+    model.family === null
+      ? [
+          ["layers", count(layersOf(model))],
+          ["size", bytes(model.bytes)],
+          ["input", model.input ?? "tensors"],
+        ]
+      : [["variants", count(model.family.length)]];
   return (
     <Figures
       facts={[
-        ["layers", count(layersOf(model))],
-        ["size", bytes(model.bytes)],
-        ["input", model.input ?? "tensors"],
+        ...shape,
         ["pushed", moment(model.created_at)],
         ["sha256", <code key="sha256">{short(model.sha256)}</code>],
       ]}
@@ -227,6 +241,9 @@ function Measured({ model, since }: { model: string; since: number }) {
           <LatencyChart history={history} note={mark} />
           <RequestsChart history={history} note={mark} per={range.per} />
           <EnergyChart history={history} note={mark} />
+          <CascadeChart history={history} note={mark} />
+          <CascadeAuditsChart history={history} note={mark} />
+          <StillAuditsChart history={history} note={mark} />
         </div>
       )}
     </section>

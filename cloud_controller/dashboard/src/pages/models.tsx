@@ -1,6 +1,6 @@
 import { useResource } from "../data/resource";
 import type { Model } from "../data/types";
-import { bytes, count, moment } from "../format";
+import { bytes, count, moment, NONE } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
@@ -26,8 +26,8 @@ export function layersOf(model: Model): number {
 
 const COLUMNS: readonly Column<Model>[] = [
   { title: "Model", heads: true, cell: (model) => <a href={to("models", model.model)}>{model.model}</a> },
-  { title: "Input", kind: "faint", cell: (model) => model.input ?? "tensors" },
-  { title: "Layers", kind: "number", cell: (model) => count(layersOf(model)) },
-  { title: "Size", kind: "number", cell: (model) => bytes(model.bytes) },
+  { title: "Input", kind: "faint", cell: (model) => (model.family ? "its variants'" : (model.input ?? "tensors")) },
+  { title: "Layers", kind: "number", cell: (model) => (model.family ? NONE : count(layersOf(model))) },
+  { title: "Size", kind: "number", cell: (model) => (model.family ? NONE : bytes(model.bytes)) },
   { title: "Pushed", kind: "nowrap", cell: (model) => moment(model.created_at) },
 ];

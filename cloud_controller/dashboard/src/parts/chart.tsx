@@ -5,6 +5,10 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { aroundPoint, isolated, LEAST_TIME_S, logarithmicRange, steps } from "./axis_range";
 
+/** Least pixels beside a chart for its axis, so that charts below each other line up; and between a text and the chart. */
+const LEAST_AXIS = 58;
+const AXIS_GAP = 14;
+
 export type Colour = "device" | "link" | "remote" | "ink" | "faint" | "warn" | "cut1" | "cut2" | "cut3" | "cut4";
 
 export interface Line {
@@ -24,6 +28,8 @@ export interface Axis {
   format: (value: number) => string;
   logarithmic?: boolean;
   least?: number;
+  /** The range ends here, where values lie above. */
+  most?: number;
   /** Shown with so much room above and below, instead of from nought. */
   around?: number;
   /** Counts: no tick between two whole numbers. */
@@ -94,7 +100,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
     grid,
     ticks: { show: false },
     font,
-    size: 58,
+    size: (_: uPlot, values: string[] | null) => axisWidth(values ?? [], font),
     ...(given.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
     ...(given.whole ? { incrs: steps(1, 1e12) } : {}),
     values: (_, values) => values.map((value) => (value === null ? "" : given.format(value))),
@@ -193,7 +199,7 @@ function tick(value: number, all: number[], axis: ChartProps["xAxis"]): string {
 function ranged(axis: Axis, low: number | null, high: number | null): [number, number] {
   if (axis.around !== undefined && low !== null && high !== null) return [low - axis.around, high + axis.around];
   const top = high === null || high <= 0 ? 1 : high * 1.08;
-  return [axis.least ?? Math.min(0, low ?? 0), top];
+  return [axis.least ?? Math.min(0, low ?? 0), axis.most === undefined ? top : Math.min(top, axis.most)];
 }
 
 function mark(plot: uPlot, point: ChartProps["point"]): void {
@@ -224,6 +230,14 @@ function mark(plot: uPlot, point: ChartProps["point"]): void {
   pen.textAlign = right ? "left" : "right";
   pen.fillText(point.label, x + (right ? 9 : -9) * scale, Math.max(held - 8 * scale, top + 11 * scale));
   pen.restore();
+}
+
+/** Pixels that an axis needs for its longest text. */
+function axisWidth(values: readonly string[], font: string): number {
+  const pen = document.createElement("canvas").getContext("2d");
+  if (pen === null) return LEAST_AXIS;
+  pen.font = font;
+  return Math.max(LEAST_AXIS, ...values.map((value) => Math.ceil(pen.measureText(value).width) + AXIS_GAP));
 }
 
 function css(name: string): string {

@@ -56,16 +56,16 @@ export function CurveChart({ curves, now }: { curves: Curves; now?: DeviceCurves
   );
 }
 
-/** Which row is best from which bandwidth on. */
+/** Which row is best from which bandwidth on. The names of rows, which have their own case, begin no sentence. */
 export function inWords(curves: Curves): string {
   const parts: string[] = [];
   curves.best.forEach((row, index) => {
-    if (index === 0) parts.push(`${nameOf(curves, row)} is best on slow uplinks`);
+    if (index === 0) parts.push(`On slow uplinks ${nameOf(curves, row)} is best`);
     else if (row !== curves.best[index - 1])
       parts.push(`${nameOf(curves, row)} from ${rate(curves.up_bytes_per_s[index])}`);
   });
   return parts.length === 1
-    ? `${nameOf(curves, curves.best[0] ?? "")} is best at every bandwidth shown.`
+    ? `At every bandwidth shown ${nameOf(curves, curves.best[0] ?? "")} is best.`
     : `${parts.join(", ")}.`;
 }
 

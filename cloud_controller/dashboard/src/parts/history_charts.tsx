@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { type History, RANGES, type Range, stacked } from "../data/history";
-import { count, figure, NONE, rate, seconds } from "../format";
+import { count, figure, NONE, percent, rate, seconds } from "../format";
 import { Chart } from "./chart";
 import { Panel } from "./notes";
 
@@ -136,6 +136,111 @@ export function EnergyChart({ history, note }: Props) {
       />
     </Panel>
   );
+}
+
+/** Who answers in a cascade, in shares of its requests. */
+export function CascadeChart({ history, note }: Props) {
+  if (!known(history.sure)) return null;
+  const [unsure = [], escalated = [], sure = []] = stacked(history.unsure, history.escalated, history.sure);
+  const of = (line: (number | null)[]) => (index: number) => share(line[index]);
+  return (
+    <Panel title="Who answers" note={note}>
+      <Chart
+        label={`Requests of the cascade over time. Newest: ${share(history.sure.at(-1))} sure, ${share(history.escalated.at(-1))} escalated, ${share(history.unsure.at(-1))} unsure`}
+        x={history.at}
+        xAxis={TIME}
+        yAxis={{ format: share, least: 0 }}
+        {...restAt(history.at, history.sure)}
+        lines={[
+          { label: "sure", colour: "device", values: sure, tooltip: of(history.sure), filled: true, width: 1 },
+          {
+            label: "escalated",
+            colour: "remote",
+            values: escalated,
+            tooltip: of(history.escalated),
+            filled: true,
+            width: 1,
+          },
+          { label: "unsure", colour: "warn", values: unsure, tooltip: of(history.unsure), filled: true, width: 1 },
+        ]}
+      />
+    </Panel>
+  );
+}
+
+/** What a cascade changes of the answers, as audits have shown since the beginning of the period, beside the promise. */
+export function CascadeAuditsChart({ history, note }: Props) {
+  const { allowed, changed, changedLeast, changedMost } = history;
+  return (
+    <AuditsChart
+      title="Changed by the cascade"
+      note={note}
+      at={history.at}
+      lines={{ allowed, changed, least: changedLeast, most: changedMost }}
+    />
+  );
+}
+
+/** The same of repeated answers. */
+export function StillAuditsChart({ history, note }: Props) {
+  const { stillAllowed, stillChanged, stillLeast, stillMost } = history;
+  return (
+    <AuditsChart
+      title="Changed by repeating"
+      note={note}
+      at={history.at}
+      lines={{ allowed: stillAllowed, changed: stillChanged, least: stillLeast, most: stillMost }}
+    />
+  );
+}
+
+function AuditsChart({
+  title,
+  note,
+  at,
+  lines,
+}: {
+  title: string;
+  note: ComponentChildren;
+  at: number[];
+  lines: Record<"allowed" | "changed" | "least" | "most", (number | null)[]>;
+}) {
+  if (!known(lines.allowed)) return null;
+  const last = (line: (number | null)[]) => line.findLast((value) => value !== null) ?? null;
+  const newest = (line: (number | null)[]) => share(last(line));
+  // the bounds of the first audits lie far above the promise, which is what is looked for
+  const most = 1.2 * Math.max(3 * (last(lines.allowed) ?? 0), last(lines.most) ?? 0, last(lines.changed) ?? 0);
+  return (
+    <Panel title={title} note={note}>
+      <Chart
+        label={`Audited answers that differed, so far in this period. Newest: ${newest(lines.changed)}, between ${newest(lines.least)} and ${newest(lines.most)}; ${newest(lines.allowed)} allowed`}
+        x={at}
+        xAxis={TIME}
+        yAxis={{ format: share, least: 0, most }}
+        {...restAt(at, lines.allowed)}
+        lines={[
+          { label: "at most", colour: "faint", values: lines.most, width: 1 },
+          { label: "measured", colour: "ink", values: lines.changed, width: 1.75 },
+          { label: "at least", colour: "faint", values: lines.least, width: 1 },
+          { label: "allowed", colour: "warn", values: lines.allowed, width: 1.75, dashed: true },
+        ]}
+      />
+    </Panel>
+  );
+}
+
+/** Without a pointer the legend shows the newest figures that there are. */
+function restAt(at: readonly number[], line: readonly (number | null)[]): { rest?: number } {
+  const rest = at[line.findLastIndex((value) => value !== null)];
+  return rest === undefined ? {} : { rest };
+}
+
+function known(values: (number | null)[]): boolean {
+  return values.some((value) => value !== null);
+}
+
+function share(value: number | null | undefined): string {
+  return value === null || value === undefined ? NONE : percent(value, 100);
 }
 
 function newest(history: History): string {

@@ -15,6 +15,7 @@ import pytest
 from edgesplit.cascade import Cascade, ChangedShare
 from edgesplit.errors import InferenceFailed, LinkError, Unsure
 from edgesplit.mqtt.messages import CASCADE_CHANGED
+from edgesplit.mqtt.telemetry import ROW_REASON_CHARS
 from edgesplit.observability import metrics
 from edgesplit.oip.options import InferOptions
 from edgesplit.plan import Plan, Row
@@ -150,6 +151,25 @@ def test_an_unsure_answer_is_escalated() -> None:
         assert report.reason.startswith("small was unsure, score 0.1, 0.5 needed; ")
         assert report.device_s > 0 and report.up_bytes > 0 and report.predicted_s >= 0.005
         assert family.small.runs == 1 and len(kept.records) == 1 and kept.records[0].outcome == report
+
+
+def test_the_reason_tells_who_answers_most() -> None:
+    """Not the last escalation alone; of what came since the last report, or before it where nothing did."""
+    with birds() as family:
+        cascades = family.engine.cascades
+        assert cascades.reason("birds", "as planned") == cascades.reason("other", "as planned") == "as planned"
+        family.ask()
+        sure = "small on this device is sure of 100 % of the requests"
+        assert cascades.reason("birds", "") == cascades.reason("birds", "an old one") == sure
+        for frame in (CLEAR, CLEAR, VAGUE):
+            family.ask(frame)
+        told = cascades.reason("birds", "the cloud: as planned")
+        assert told == f"{sure.replace('100', '75')}, else large is asked: the cloud: as planned"
+        cascades.close_windows()
+        assert cascades.reason("birds", "the cloud: as planned") == told
+        family.ask(VAGUE)
+        assert cascades.reason("birds", "why").startswith("small on this device is sure of 0 % of the requests, else")
+        assert len(cascades.reason("birds", "x" * 400)) <= ROW_REASON_CHARS
 
 
 @pytest.mark.parametrize("cause", ["fails", "breaker", "late"])

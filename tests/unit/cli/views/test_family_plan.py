@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from edgesplit.cascade import Cascade, ChangedShare
-from edgesplit_cli.views.family_plan import cascade_text, print_family_plan
+from edgesplit_cli.views.family_plan import print_family_plan
 from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
 from unit.partitioner.planner.test_cascade import planned
 from unit.partitioner.planner.test_family import LARGE, MIDDLE, SMALL
@@ -23,16 +21,3 @@ def test_the_plan_tells_the_cascade_in_words(capsys: pytest.CaptureFixture[str])
     assert "gain on the planned link" in text and "unsure frames are asked of" in text and "tried" not in text
     print_family_plan(result, explained=True)
     assert "3 tried, certainty divided among 3; 1 % of the frames are drawn for audit" in capsys.readouterr().out
-
-
-def test_a_signed_cascade_in_a_sentence() -> None:
-    """As `edgectl deploy` prints it; defaults that the manifest leaves out are no trouble."""
-    promise = ChangedShare(at_most=0.02, certainty=0.9, samples=300, differing=2)
-    cascade = Cascade(
-        first="small", second="large", answer="class:scores", score="margin", threshold=0.3, changed=promise,
-        escalated=0.71,
-    )  # fmt: skip
-    assert cascade_text(msgspec.to_builtins(cascade)) == (
-        "cascade: small, then large where unsure: 29 % of frames stay here; at most 2 % of answers differ (90 % sure,"
-        " 300 samples)"
-    )

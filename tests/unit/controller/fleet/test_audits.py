@@ -21,9 +21,18 @@ from edgesplit.mqtt.messages import (
     TelemetryWindow,
 )
 from edgesplit.mqtt.telemetry import MOST_SCORE, DeviceTime
+from edgesplit.observability.registry import MetricRegistry
 from edgesplit_cli.views.device import audit_lines
-from edgesplit_controller.fleet.audits import MOST_COUNT, audits_view, sums_of, with_window
+from edgesplit_controller.fleet.audits import (
+    MOST_COUNT,
+    audits_view,
+    measured_share,
+    sums_of,
+    with_running_shares,
+    with_window,
+)
 from edgesplit_controller.history.buckets import bucket_view, content_of_window, merged
+from edgesplit_controller.observability.metrics import record_ingest
 from edgesplit_controller.storage.tables.core import Event
 from edgesplit_partitioner.bounds.binomial import lower_share, upper_share
 from support.device_fleet import NOW, OTHER, RELEASE, FleetHarness, new_url, runs, telemetry
@@ -66,6 +75,41 @@ def test_each_window_counts_once_whenever_it_arrives(world: FleetHarness) -> Non
     assert cascade["answered"] == {"small": 225, "large": 75} and cascade["threshold"] == 0.8
     assert (cascade["audited"], cascade["changed"], cascade["share"]) == (30, 3, 0.1)
     assert cascade["at_least"] == lower_share(3, 30, 0.05) and cascade["at_most"] == upper_share(3, 30, 0.05)
+
+
+def test_metrics_count_what_was_stored_once(world: FleetHarness) -> None:
+    """By model, who answered and what the audits found; a message that comes again adds nothing."""
+    ledger = MetricRegistry()
+    for _ in range(2):
+        record_ingest(ledger, world.tell("cam", 0, window(still=STILL), window(OTHER)), 0.01)
+    counted = {
+        (series.family, *series.labels): series.value for series in ledger.series() if series.labels[:1] == ("m",)
+    }
+    names = {
+        "cascade_answers_total": {"sure": 70, "escalated": 25, "unsure": 5},
+        "cascade_audits_total": {"same": 9, "changed": 1, "unaudited": 2},
+        "repeat_audits_total": {"same": 4, "changed": 0, "unaudited": 0},
+    }
+    for name, by_outcome in names.items():
+        for outcome, count in by_outcome.items():
+            assert counted[f"edgesplit_controller_{name}", "m", outcome] == count
+    assert counted["edgesplit_controller_cascade_alarms_total", "m"] == 0
+    assert counted["edgesplit_controller_repeated_total", "m"] == 40
+    assert counted["edgesplit_controller_repeat_alarms_total", "m"] == 0
+
+
+def test_a_history_has_what_was_measured_so_far(world: FleetHarness) -> None:
+    """Each bucket with the audits of it and of those before it; those without a cascade have none."""
+    empty = content_of_window({"requests": 3})
+    with_both = content_of_window(msgspec.to_builtins(window(still=STILL)))
+    buckets = [
+        bucket_view(60.0 * number, "minute", dict(each)) for number, each in enumerate((empty, with_both, with_both))
+    ]
+    first, second, third = with_running_shares(buckets)
+    assert "cascade_measured" not in first and "still_measured" not in first
+    assert second["cascade_measured"] == measured_share(10, 1) and second["still_measured"] == measured_share(4, 0)
+    assert third["cascade_measured"] == measured_share(20, 2) and third["still_measured"]["audited"] == 8
+    assert third["cascade"] == second["cascade"] and third["at"] == 120.0
 
 
 def test_another_release_begins_its_own_sums(world: FleetHarness) -> None:

@@ -23,7 +23,9 @@ from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_controller.releases.family_build import BuiltFamily
 from edgesplit_controller.retention.removal import Removal
 from edgesplit_controller.storage.tables.core import Model
+from edgesplit_partitioner.planner.cascade import PlannedCascade
 from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest
+from edgesplit_partitioner.planner.early_exit import PlannedExit
 from support.family_maker import COUNT, FamilyMaker
 from support.release_maker import CLASS
 
@@ -76,9 +78,11 @@ def test_a_cascade_is_signed_with_the_release(maker: FamilyMaker) -> None:
     family = maker.create("small", "large")
     asked = CascadeRequest(changed=0.5, variants=("small", "large"))
     links = {CLASS: parse_link("wifi")}
-    digest, manifest = maker.releasing.prepare(family, links, PlanOptions(cascade=asked))
+    prices: dict[str, PlannedCascade | PlannedExit] = {}
+    digest, manifest = maker.releasing.prepare(family, links, PlanOptions(cascade=asked), on_priced=prices.__setitem__)
     cascade = manifest.plans[CLASS].cascade
     assert cascade is not None and (cascade.first, cascade.second) == ("small", "large")
+    assert list(prices) == [CLASS] and prices[CLASS].cascade.threshold == cascade.threshold
     assert cascade.changed.samples == COUNT and cascade.answer == "class:scores" and 0 < cascade.accuracy <= 1
     assert decode_manifest(encode_manifest(manifest)).plans[CLASS].cascade == cascade
     maker.releasing.publish(family, digest, PlanOptions(cascade=asked))

@@ -111,6 +111,13 @@ def test_without_wireless_settings_the_first_boot_does_not_wait(device: Device, 
     assert device.first_boot() == 0 and device.is_done
 
 
+def test_the_agents_options_lie_beside_the_installer(tmp_path: Path) -> None:
+    """Where its first run finds them; without any there is no such file."""
+    with_options = card(tmp_path, TRIXIE, wishes_with(agent_options="--skip-still --changed 1%")).files
+    assert with_options["edgesplit/options.env"] == b'OPTIONS="--skip-still --changed 1%"\n'
+    assert "edgesplit/options.env" not in card(tmp_path / "plain", TRIXIE).files
+
+
 def test_a_failed_installation_is_retried_and_logged_on_the_card(device: Device, tmp_path: Path) -> None:
     """No disk space, a package missing: the next boot tries again, with the stored claim."""
     device.insert(card(tmp_path, TRIXIE, wishes_with(wifi=None)))

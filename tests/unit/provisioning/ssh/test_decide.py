@@ -106,6 +106,9 @@ def test_the_action_follows_from_the_installed_state() -> None:
     assert decide.next_action(NOTHING, "1.0-aa", known=False) == "install"
     assert decide.next_action(running, "1.1-bb", known=True) == "upgrade"
     assert decide.next_action(running, "1.0-aa", known=True) == "nothing"
+    assert decide.next_action(running, "1.0-aa", known=True, options='OPTIONS="--skip-still"') == "configure"
+    same = replace(running, options='OPTIONS="--skip-still"')
+    assert decide.next_action(same, "1.0-aa", known=True, options='OPTIONS="--skip-still"') == "nothing"
     assert decide.next_action(replace(running, service="failed"), "1.0-aa", known=True) == "repair"
     assert decide.next_action(replace(running, device=""), "1.0-aa", known=False) == "repair"
 
