@@ -46,6 +46,7 @@ from edgesplit_controller.fleet.rows import (
 from edgesplit_controller.history.buckets import Span
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.model_registry.families import Families, VariantRequest, family_of, family_to_dict
+from edgesplit_controller.model_registry.family_answers import Truth
 from edgesplit_controller.model_registry.registry import Registry, read_tensors, refuse_family
 from edgesplit_controller.model_registry.sample_sets import SampleSets
 from edgesplit_controller.model_registry.variants import GateRequest, StoredVariant, Variants
@@ -237,13 +238,14 @@ class Controller:
         return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors, labels=labels)}
 
     def create_family(
-        self, name: str, variants: Sequence[VariantRequest], samples: Sequence[tuple[bool, bytes, int]]
-    ) -> dict[str, Any]:
-        """Heavy. Run models of one task on labelled samples and store them as a family. Each sample is a frame (True)
-        or an archive of tensors, with its label."""
-        read = [(data if is_frame else read_tensors(data), label) for is_frame, data, label in samples]
+        self, name: str, variants: Sequence[VariantRequest], samples: Sequence[tuple[bool, bytes, Truth]], *,
+        answer: str = "", reference: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        """Heavy. Run models of one task on samples and store them as a family (`Families.create`). Each sample is a
+        frame (True) or an archive of tensors, with what it shows."""
+        read = [(data if is_frame else read_tensors(data), truth) for is_frame, data, truth in samples]
         families = Families(self.database, self.blobs, self.registry, now=time)
-        return family_to_dict(families.create(name, variants, read))
+        return family_to_dict(families.create(name, variants, read, answer=answer, reference=reference))
 
     def families(self) -> list[dict[str, Any]]:
         """Every family."""

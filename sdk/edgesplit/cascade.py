@@ -55,7 +55,7 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: str
     """How sure an answer is: a kind of `edgesplit.answers.score`."""
     score_output: str = ""
-    """Of the kind `output`: name of the family's output that is the score."""
+    """Of the kind `output`: the first variant's tensor that is the score. It is no part of the answer."""
     threshold: float
     """Answers with at least this score are given."""
     changed: ChangedShare
@@ -73,9 +73,15 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values are given as the release's only one. Empty: a cascade of two variants."""
 
 
-def score_text(score: float) -> str:
+def format_score(score: float) -> str:
     """A score with three digits; with more where it would seem to be 1, the most that a probability can be."""
     return f"{score:.6g}" if f"{score:.3g}" == "1" else f"{score:.3g}"
+
+
+def score_text(cascade: Cascade) -> str:
+    """What tells how sure an answer is, for people."""
+    texts = {"boxes": "least margin of a box", "output": f"output {cascade.score_output}"}
+    return texts.get(cascade.score, cascade.score)
 
 
 def cascade_problem(cascade: Cascade) -> str:
@@ -88,6 +94,8 @@ def cascade_problem(cascade: Cascade) -> str:
     promise = cascade.changed
     if not (0.0 < promise.at_most < 1.0 and 0.0 < promise.certainty < 1.0):
         return f"at most {promise.at_most}, {promise.certainty} sure: both lie between 0 and 1"
+    if (cascade.score == "output") != bool(cascade.score_output):
+        return f"score {cascade.score!r} with the output {cascade.score_output!r}: only the score `output` has one"
     if not 0 <= promise.differing <= promise.samples:
         return f"{promise.differing} of {promise.samples} samples differ"
     return ""

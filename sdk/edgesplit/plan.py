@@ -134,7 +134,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variant: str = ""
     """In a family's plan: name of the variant that the row is a cut of."""
     accuracy: float | None = None
-    """Share of right answers of its variant among the family's labelled samples, 0 to 1; None outside of a family."""
+    """Share of right answers of its variant among the family's labelled samples, 0 to 1 (see `Plan.agreement_with`);
+    None outside of a family."""
 
     @property
     def is_local(self) -> bool:
@@ -231,6 +232,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of the tiers from the device outwards, where there are more than device and cloud."""
     providers: tuple[str, ...] = ()
     """Accelerators that devices of this class try first, in this order (`edgesplit.runtime.providers`)."""
+    agreement_with: str = ""
+    """Of a family whose samples have no labels: the variant that the others were compared with. `Row.accuracy` is then
+    the share of answers that are its own, and no floor is held against it. Empty: an accuracy is one."""
     least_accuracy: float = 0.0
     """Of a family: no request is answered by a row of less accuracy; a request may ask for more."""
     deadline_s: float = 0.0

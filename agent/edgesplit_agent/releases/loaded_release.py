@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule, rule_of_boxes
+from edgesplit.answers.detections import RULE, to_detections
 from edgesplit.errors import InferenceFailed, MalformedMessage, TrustError, UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.identifiers import ModelRef
@@ -25,7 +27,7 @@ from edgesplit.lazy_import import lazy_import
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
 from edgesplit.release import boundary_codecs
-from edgesplit.release.manifest import CompiledSlice, GoldenExample, Manifest, TensorSpec
+from edgesplit.release.manifest import CompiledSlice, GoldenExample, Manifest, ReleaseVariant, TensorSpec
 from edgesplit.release.privacy_floor import PrivacyFloor, floor_violation
 from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Tensor, Tensors, Timing
@@ -140,6 +142,13 @@ class LoadedRelease:
         return self.manifest.outputs
 
     @cached_property
+    def answer_rule(self) -> AnswerRule | None:
+        """What an answer is, as far as the outputs say: the class of a classifier, the boxes of a family of
+        detectors."""
+        is_boxes = any(variant.answer for variant in self.manifest.family)
+        return RULE if is_boxes else infer_answer_rule(self.outputs)
+
+    @cached_property
     def passed_through(self) -> frozenset[str]:
         """Names of inputs that are outputs too."""
         return frozenset({spec.name for spec in self.inputs} & {spec.name for spec in self.outputs})
@@ -246,12 +255,18 @@ class LoadedRelease:
 
     def outputs_by(self, variant: str, tensors: Tensors) -> dict[str, Tensor]:
         """The request's outputs among the tensors that a variant computed ("": the one model), under the names of the
-        family's outputs and in the order of its classes. InferenceFailed where one is missing."""
+        family's outputs and in the order of its classes; boxes in their common form. InferenceFailed where one is
+        missing."""
         names = self.manifest.outputs_of(variant)
         missing = [name for name in names if name not in tensors]
         if missing:
             raise InferenceFailed(f"there is no output {missing[0]!r}")
         found = self.manifest.variant(variant)
+        if found is not None and found.answer:
+            try:
+                return to_detections(rule_of_variant(found), tensors)
+            except UsageError as error:
+                raise InferenceFailed(f"the answer of {variant} is none: {error}") from error
         labels = found.labels if found is not None else ()
         wanted = zip(self.outputs, names, strict=True)
         return {spec.name: by_label(tensors[name], labels, spec) for spec, name in wanted}
@@ -289,6 +304,11 @@ class LoadedRelease:
             return [(name, seconds, self.runs.get(name, 0)) for name, seconds in self.measured_s.items()]
 
 
+def rule_of_variant(variant: ReleaseVariant) -> AnswerRule:
+    """A detector's own answer rule, on its own outputs. UsageError where its layout is unknown here."""
+    return rule_of_boxes(variant.answer, variant.outputs, variant.labels)
+
+
 def plan_for(manifest: Manifest, device_class: str, floor: PrivacyFloor | None = None) -> Plan:
     """The plan for this class of device, without the rows that this device must not or cannot run. UsageError where the
     release has none for the class, TrustError where no row is left."""
@@ -312,6 +332,12 @@ def _reason_against(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloo
     unknown = sorted({*row.codecs.values()} - {*boundary_codecs.CODECS}) or sorted({*row.receives} - {*known})
     if foreign := sorted({*row.codecs.values()} & {*boundary_codecs.PACKED}) if plan.offload else []:
         return f"it sends by {foreign[0]}, which {plan.offload} does not decode"
+    variant = manifest.variant(row.variant)
+    if variant is not None and variant.answer:
+        try:
+            rule_of_variant(variant)
+        except UsageError as error:
+            return str(error)
     if any(not 0 < clip <= 1 for clip in row.clips.values()):
         return f"its clips are {row.clips}, but must be above 0 and at most 1"
     if row.compress and plan.offload and not ForeignServer.parse(plan.offload).accepts_gzip:

@@ -24,7 +24,7 @@ import msgspec
 from edgesplit.answers.answer_rule import AnswerRule, parse_answer_rule
 from edgesplit.answers.comparison import answers_differ
 from edgesplit.answers.score import SCORE_KINDS, UNSURE, score
-from edgesplit.cascade import MOST_SCORE, score_text
+from edgesplit.cascade import MOST_SCORE, format_score, score_text
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, LinkError, Unsure, UsageError
 from edgesplit.lazy_import import np
 from edgesplit.mqtt.messages import CascadeCounts
@@ -44,7 +44,7 @@ from edgesplit_agent.policy.escalation import (
     may_answer_first,
     may_answer_unsure,
 )
-from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.releases.loaded_release import LoadedRelease, rule_of_variant
 from edgesplit_agent.serving.early_exit import kept_boundary
 from edgesplit_agent.serving.local_executor import Live
 from edgesplit_agent.serving.request import Answer, Request
@@ -196,7 +196,8 @@ class Cascades:
             audit, cascade, counts = entry.audit, entry.audit.cascade, entry.audit.totals
             share = counts.changed / counts.audited if counts.audited else None
             return {
-                "first": cascade.first, "second": cascade.second, "answer": cascade.answer, "score": cascade.score,
+                "first": cascade.first, "second": cascade.second, "answer": cascade.answer,
+                "score": score_text(cascade),
                 "threshold": audit.threshold, "planned_threshold": cascade.threshold, "escalates_all": audit.is_off,
                 "allowed": cascade.changed.at_most, "promise": cascade.changed.text,
                 "audit_share": cascade.audit_share, "measured": share, "alarm": audit.alarm, "sure": counts.sure,
@@ -440,24 +441,26 @@ def _is_sure(frame: _Frame, first: _First) -> bool:
 
 def _score(frame: _Frame, live: Live) -> float:
     """How sure the first variant is, by its own outputs and labels: among the family's classes a background, which is
-    none of them, would be missing from the sum of probabilities."""
+    none of them, would be missing from the sum of probabilities; and boxes below the threshold are not given."""
     cascade, manifest, rule = frame.rows.cascade, frame.request.release.manifest, frame.entry.rule
     if rule is None:
         return finite_score(UNSURE)
     variant = manifest.variant(cascade.first)
-    names = zip(frame.request.release.outputs, manifest.outputs_of(cascade.first), strict=True)
-    outputs = {spec.name: live[name] for spec, name in names}
-    own = msgspec.structs.replace(rule, labels=variant.labels if variant is not None else ())
     try:
-        return finite_score(score(cascade.score, own, outputs, cascade.score_output))  # type: ignore[arg-type]
+        if variant is not None and variant.answer:
+            own: AnswerRule = rule_of_variant(variant)
+        else:
+            labels = variant.labels if variant is not None else ()
+            own = msgspec.structs.replace(rule, outputs=manifest.outputs_of(cascade.first), labels=labels)
+        return finite_score(score(cascade.score, own, live, cascade.score_output))  # type: ignore[arg-type]
     except UsageError as error:
         log.debug("%s: no score: %s", frame.request.model, error)
         return finite_score(UNSURE)
 
 
 def _score_text(frame: _Frame, first: _First | None) -> str:
-    given = f"score {score_text(first.score)}" if first is not None else "no score"
-    needed = f"{score_text(frame.threshold)} needed" if frame.threshold < MOST_SCORE else "none is enough now"
+    given = f"score {format_score(first.score)}" if first is not None else "no score"
+    needed = f"{format_score(frame.threshold)} needed" if frame.threshold < MOST_SCORE else "none is enough now"
     return f"{given}, {needed}"
 
 

@@ -632,6 +632,11 @@ def _check_accuracy(model: str, plan_: Plan, least_accuracy: float) -> None:
     best = variant_choice.best_accuracy(plan_)
     if best is None:
         raise UsageError(f"{model} states no accuracy: ask for least_accuracy of a family only (edgectl family create)")
+    if plan_.agreement_with:
+        raise UsageError(
+            f"{model}: the samples of the family have no labels, so the accuracy of its variants is not known, only how"
+            f" often they agree with {plan_.agreement_with}: ask without least_accuracy"
+        )
     if (best.accuracy or 0.0) < least_accuracy:
         raise InfeasibleLimits(
             f"{model}: no variant reaches an accuracy of {least_accuracy:.1%}; the best, {best.variant}, has"

@@ -341,6 +341,7 @@ def _build_report(
     lost_as_planned = race is not None and by_device and race.lost_as_planned
     seconds = request.trace.timeline.seconds_by_phase()
     remote_phases = remote.phases if remote else {}
+    is_accuracy = not request.release.plan.agreement_with
     return Report(
         release=request.release.digest, row=row.name, split_after=row.split_after,
         fallback=by_device and not lost_as_planned,
@@ -358,5 +359,6 @@ def _build_report(
         trace_id=request.trace.trace_id, next_tier_s=remote.hop_s if remote else 0.0,
         next_tier_server_s=remote.hop_server_s if remote else 0.0, next_tier_cause=remote.hop_cause if remote else "",
         up_bytes=race.encoded.request.up_bytes if race else 0, down_bytes=remote.down_bytes if remote else 0,
-        reason=prediction.reason, variant=answered_by.variant, accuracy=answered_by.accuracy or 0.0,
+        reason=prediction.reason, variant=answered_by.variant,
+        accuracy=(is_accuracy and answered_by.accuracy) or 0.0,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule, parse_answer_rule
+from edgesplit.answers.answer_rule import AnswerRule, parse_answer_rule
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, UsageError
 from edgesplit.mqtt import messages
 from edgesplit.oip.report import Report
@@ -250,7 +250,7 @@ def _rule(request: Request, is_default: bool) -> AnswerRule | None:
     outputs = request.release.outputs
     if request.options.answer:
         return parse_answer_rule(request.options.answer, outputs)
-    rule = infer_answer_rule(outputs)
+    rule = request.release.answer_rule
     if rule is None and not is_default:
         raise UsageError(
             f"when do two answers of {request.model} differ? Say so with edgesplit_answer: class:OUTPUT, boxes:LAYOUT"

@@ -36,9 +36,9 @@ def dataflow_of(manifest: Manifest, order: Sequence[str]) -> Dataflow:
     for slice_ in inside:
         reads.update((spec.name, None) for spec in slice_.inputs if spec.name not in produced)
         produced.update((spec.name, spec) for spec in slice_.outputs)
-    # Outputs that leave the run: the model's own, those of an early exit, and the inputs of slices that run elsewhere
-    # (the boundary tensors).
-    needed = {spec.name for spec in manifest.outputs} | manifest.exit_outputs
+    # Outputs that leave the run: the model's own, those of an early exit and scores, and the inputs of slices that run
+    # elsewhere (the boundary tensors).
+    needed = {spec.name for spec in manifest.outputs} | manifest.exit_outputs | manifest.score_outputs
     needed |= {name for variant in manifest.family for name in variant.outputs}
     needed |= {spec.name for slice_ in manifest.slices if slice_.name not in order for spec in slice_.inputs}
     wants = tuple(name for name in produced if name in needed)

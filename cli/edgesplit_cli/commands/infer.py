@@ -15,7 +15,7 @@ import msgspec
 import numpy.typing as npt
 from rich.text import Text
 
-from edgesplit.cascade import score_text
+from edgesplit.cascade import format_score
 from edgesplit.client.client import Client
 from edgesplit.client.request import Answer
 from edgesplit.controller_client.client import ControllerClient
@@ -191,7 +191,8 @@ def _route_text(report: dict[str, Any]) -> str:
     if report["fallback"]:
         where = f"on the device alone, as a fallback ({report['cause']})"
     if report["variant"]:
-        where += f", by {report['variant']} ({report['accuracy']:.1%} accurate)"
+        accurate = f" ({report['accuracy']:.1%} accurate)" if report["accuracy"] else ""
+        where += f", by {report['variant']}{accurate}"
     parts = f"device {ms(report['device_s'])} ms, link {ms(report['link_s'])} ms, remote {ms(report['remote_s'])} ms"
     if report["next_tier_s"] > 0:
         cloud = f"{ms(report['next_tier_server_s'])} ms in the cloud"
@@ -206,7 +207,7 @@ def _route_text(report: dict[str, Any]) -> str:
 
 def _cascade_text(report: dict[str, Any]) -> str:
     """One line on who of a cascade answered, and how sure the first variant was."""
-    score = f"score {score_text(report['score'])}" if report["score"] is not None else "no score"
+    score = f"score {format_score(report['score'])}" if report["score"] is not None else "no score"
     first, second = ("first", "second") if report["variant"] else ("exit", "rest")
     if report["escalated"]:
         return f"answered by {report['variant'] or 'the whole model'}, as the {first} was not sure ({score})"

@@ -218,6 +218,7 @@ def _plan_family(
     result = plan_family(
         family["family"], variants, links, objective=options["objective"] or ACCURACY, limits=limits,
         codecs=options["codecs"], least_accuracy=options["least_accuracy"] or 0.0,
+        reference=family["reference"],
         **(_cascade_arguments(data, family["family"], cascade) if cascade else {}),
     ).to_builtins()  # fmt: skip
     reasons = list(family_sentences(result)) if options["explained"] else []

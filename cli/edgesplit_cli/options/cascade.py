@@ -37,8 +37,10 @@ cascade_options = option_group(
     ),
     click.option(
         "--score", "scores", multiple=True, metavar="KIND",
-        help="With --cascade: how sure an answer is told by its margin, probability or entropy; repeatable: the best is"
-        " taken, and more samples are needed. [default: margin]",
+        help="With --cascade: what tells how sure an answer is: of a class its margin, probability or entropy; of boxes"
+        " the least distance of one to the threshold (boxes); or an output of the fast variant, one number that is"
+        " larger where it is surer (output:NAME). Repeatable: the best is taken, and more samples are needed. [default:"
+        " margin, of detectors boxes]",
     ),
     click.option(
         "--cascade-variants", "pair", type=ParsedType("pair", parse_pair), metavar="FIRST,SECOND",

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from edgesplit.cascade import score_text
+from edgesplit.cascade import format_score
 from edgesplit.quantities import format_size
 from edgesplit.terminal_text import printable, shorten
 from edgesplit_cli.output import ms, percent_text, rate, table
@@ -184,7 +184,7 @@ def audit_lines(audits: dict[str, Any]) -> Iterator[str]:
         total = max(1, cascade["sure"] + cascade["escalated"] + cascade["unsure"])
         answered = ", ".join(f"{name} {count}" for name, count in cascade["answered"].items())
         threshold = (
-            "every request" if cascade["threshold"] is None else f"scores below {score_text(cascade['threshold'])}"
+            "every request" if cascade["threshold"] is None else f"scores below {format_score(cascade['threshold'])}"
         )
         share = cascade["escalated"] / total
         yield f"  {audits['model']} answered by {answered or 'none'}; {cascade['unsure']} answers unsure"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.cascade import Cascade, score_text
+from edgesplit.cascade import Cascade, format_score
 from edgesplit_cli.output import console, ms, table
 
 COLUMNS = ("", ">mean ms", ">p95 ms", ">mJ", ">bytes up", ">server runs")
@@ -15,7 +15,7 @@ COLUMNS = ("", ">mean ms", ">p95 ms", ">mJ", ">bytes up", ">server runs")
 def print_exit(planned: dict[str, Any]) -> None:
     """Print an early exit as the plan's JSON contains it (`planner.early_exit.PlannedExit`)."""
     cascade, part = msgspec.convert(planned["cascade"], Cascade), planned["part"]
-    where = f"its {cascade.score} is below {score_text(cascade.threshold)}"
+    where = f"its {cascade.score} is below {format_score(cascade.threshold)}"
     _print(f"early exit: {cascade.exit_output} answers unless {where}: {planned['text']}")
     _print(
         f"it runs {part['layers']} of {part['of_layers']} layers, {ms(part['seconds'])} ms on the device;"

@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.cascade import Cascade, score_text
+from edgesplit.cascade import Cascade, format_score, score_text
 from edgesplit_cli.output import bold_head, console, ms, table
 
-COLUMNS = ("variant", ">accuracy", "row", ">predicted ms", ">no cut is below ms")
-
-
-WAYS = ("", ">accuracy", ">mean ms", ">p95 ms", ">mJ", ">bytes up", ">server runs")
-TRIED = ("first, second", "score", ">stay", ">differ", ">accuracy", ">mean ms", "")
+COLUMNS = ("variant", ">{}", "row", ">predicted ms", ">no cut is below ms")
+WAYS = ("", ">{}", ">mean ms", ">p95 ms", ">mJ", ">bytes up", ">server runs")
+TRIED = ("first, second", "score", ">stay", ">differ", ">{}", ">mean ms", "")
+"""Titles, with what was measured: accuracy or agreement."""
 
 
 def print_family_reasons(sentences: Iterable[str]) -> None:
@@ -26,7 +25,7 @@ def print_family_reasons(sentences: Iterable[str]) -> None:
 
 def print_family_plan(plan: dict[str, Any], *, explained: bool = False) -> None:
     """Print a plan as `FamilyResult.to_builtins` returns it; `explained`: with every cascade that was tried."""
-    best, proof = plan["best"], plan["certificate"]
+    best, proof, measured = plan["best"], plan["certificate"], _measured(plan)
     deadline = f" within {plan['deadline_s'] * 1e3:g} ms" if plan["deadline_s"] else ""
     floor = f" of at least {plan['least_accuracy']:.1%} accuracy" if plan["least_accuracy"] else ""
     console().print(f"{plan['model']}: objective {plan['objective']}{deadline}{floor}")
@@ -36,27 +35,38 @@ def print_family_plan(plan: dict[str, Any], *, explained: bool = False) -> None:
         )
         for point in plan["frontier"]
     ]  # fmt: skip
-    console().print(table(COLUMNS, rows))
+    console().print(table(_titles(COLUMNS, measured), rows))
+    if plan["reference"]:
+        _print(f"the samples have no labels: agreement is with {plan['reference']}, and accuracy is not known")
     why = ""
     if proof["more_accurate_s"] is not None:
-        why = f"; no cut of a more accurate variant takes less than {ms(proof['more_accurate_s'])} ms"
+        why = f"; no cut of a variant with more {measured} takes less than {ms(proof['more_accurate_s'])} ms"
     console().print(f"chosen: {best['row']}, {best['accuracy']:.1%}, {ms(best['seconds'])} ms{why}")
     if plan["cascade"]:
-        print_cascade(plan["cascade"], explained=explained)
+        print_cascade(plan["cascade"], measured, explained=explained)
     names = ", ".join(row["name"] for row in plan["table"]["rows"])
     console().print(f"rows of the release, one chosen per request: {names}", soft_wrap=True, markup=False)
     for variant, reason in plan["left_out"].items():
         console().print(f"left out: {variant}: {reason}", soft_wrap=True, markup=False)
 
 
-def print_cascade(planned: dict[str, Any], *, explained: bool = False) -> None:
-    """Print a cascade with its price beside the row that the family chooses without it (`PlannedCascade`);
-    `explained`: with every one that was tried."""
+def _measured(plan: dict[str, Any]) -> str:
+    """What is known of the variants' answers, in a word."""
+    return "agreement" if plan["reference"] else "accuracy"
+
+
+def _titles(columns: Iterable[str], measured: str) -> tuple[str, ...]:
+    return tuple(column.format(measured) for column in columns)
+
+
+def print_cascade(planned: dict[str, Any], measured: str = "accuracy", *, explained: bool = False) -> None:
+    """Print a cascade with its price beside the row that the family chooses without it (`PlannedCascade`). `measured`:
+    what is known of the answers, accuracy or agreement; `explained`: with every one that was tried."""
     cascade = msgspec.convert(planned["cascade"], Cascade)
-    where = f"{planned['way']['name']} where the {cascade.score} is below {score_text(cascade.threshold)}"
+    where = f"{planned['way']['name']} where the {score_text(cascade)} is below {format_score(cascade.threshold)}"
     _print(f"cascade: {where}: {planned['text']}")
-    console().print(table(WAYS, [_way(planned["way"]), _way(planned["alone"])]))
-    _print(f"{planned['escalation']}; accuracy at least {planned['least_accuracy']:.1%}")
+    console().print(table(_titles(WAYS, measured), [_way(planned["way"]), _way(planned["alone"])]))
+    _print(f"{planned['escalation']}; {measured} at least {planned['least_accuracy']:.1%}")
     _print(planned["gain_text"])
     if not explained:
         return
@@ -71,7 +81,7 @@ def print_cascade(planned: dict[str, Any], *, explained: bool = False) -> None:
         )
         for one in planned["tried"]
     ]  # fmt: skip
-    console().print(table(TRIED, rows))
+    console().print(table(_titles(TRIED, measured), rows))
 
 
 def _print(text: str) -> None:

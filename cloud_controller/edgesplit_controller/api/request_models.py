@@ -108,6 +108,22 @@ class VariantBody(Body):
     """`name`, or `name@version`."""
     labels: list[int] = Field(default=[], max_length=100_000)
     """Label of each class index of its output, -1 for none; empty: the index itself."""
+    answer: str = Field(default="", max_length=200)
+    """Its answer rule, where it is not the family's."""
+
+
+class BoxBody(Body):
+    """Something that a frame shows."""
+
+    box: tuple[float, float, float, float]
+    """Left, top, right, bottom, as parts of the frame's width and height."""
+    label: int
+
+
+class FamilySampleBody(SampleBody):
+    """One sample input of a family, with a label or with boxes; or with neither, as all others of the family."""
+
+    boxes: list[BoxBody] | None = Field(default=None, max_length=1_000)
 
 
 class FamilyBody(Body):
@@ -115,7 +131,12 @@ class FamilyBody(Body):
 
     name: str
     variants: list[VariantBody] = Field(max_length=64)
-    samples: list[SampleBody] = Field(max_length=10_000)
+    samples: list[FamilySampleBody] = Field(max_length=10_000)
+    answer: str = Field(default="", max_length=200)
+    """What an answer is: `class:OUTPUT`, `boxes:LAYOUT[:THRESHOLD]` or `close:0.01`; empty: the class of the only
+    output."""
+    reference: str = Field(default="", max_length=100)
+    """Without labels: the model that the others are compared with; empty: the last one."""
 
 
 class CascadeBody(Body):
@@ -123,8 +144,9 @@ class CascadeBody(Body):
 
     changed: float
     """Share of all answers that the first variant may give and the second one would give differently."""
-    scores: list[str] = Field(default=["margin"], min_length=1, max_length=4)
-    """How sure an answer is: `probability`, `margin`, `entropy`; several are tried."""
+    scores: list[str] = Field(default=[], max_length=4)
+    """How sure an answer is: `probability`, `margin`, `entropy`, `boxes`, `output:NAME`; several are tried. Empty:
+    `margin`, of detectors `boxes`."""
     variants: list[str] | None = Field(default=None, min_length=2, max_length=2)
     """The first and the second variant; none: every pair is tried."""
     certainty: float = 0.9

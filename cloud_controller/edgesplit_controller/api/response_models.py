@@ -134,6 +134,8 @@ class FamilyVariantShape(ResponseModel):
     accuracy: float
     least_accuracy: float
     right: int
+    answer: str
+    labels: list[int]
 
 
 class FamilyShape(ResponseModel):
@@ -141,6 +143,7 @@ class FamilyShape(ResponseModel):
 
     family: str
     samples: int
+    reference: str
     created_at: float
     variants: list[FamilyVariantShape]
 
@@ -149,15 +152,18 @@ class VariantAnswersShape(ResponseModel):
     """A variant's answers to a family's samples."""
 
     labels: list[int]
+    right: list[bool]
     scores: dict[str, list[float | None]]
 
 
 class FamilyAnswersShape(ResponseModel):
-    """What the variants of a family answer to its labelled samples."""
+    """What the variants of a family answer to its samples."""
 
     answer: str
     truth: list[int]
     variants: dict[str, VariantAnswersShape]
+    reference: str
+    differing: dict[str, dict[str, list[int]]]
 
 
 class JobShape(ResponseModel):

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import and_, func, not_, select
 from sqlalchemy.orm import Session
 
+from edgesplit.cascade import score_text
 from edgesplit.errors import EdgeError
 from edgesplit.plan import Conditions, Link, Plan, cost
 from edgesplit.release.lineage import Lineage
@@ -199,7 +200,12 @@ def _release_to_dict(manifest: Manifest) -> dict[str, Any]:
         "slices": len(manifest.slices),
         "bytes": sum(manifest.chunk_list().values()),
         "cascades": [
-            {"device_class": device_class, **msgspec.to_builtins(plan.cascade), "promise": plan.cascade.changed.text}
+            {
+                "device_class": device_class,
+                **msgspec.to_builtins(plan.cascade),
+                "score": score_text(plan.cascade),
+                "promise": plan.cascade.changed.text,
+            }
             for device_class, plan in sorted(manifest.plans.items())
             if plan.cascade is not None
         ],
@@ -208,10 +214,11 @@ def _release_to_dict(manifest: Manifest) -> dict[str, Any]:
 
 
 def _family_to_dict(family: FamilyDocument) -> list[dict[str, Any]]:
-    """The variants of a family, each with its accuracy on the labelled samples and its interval, 90 % sure."""
+    """The variants of a family, each with its accuracy on the labelled samples, or with its agreement with the
+    reference, and the interval, 90 % sure."""
     return [
         {
-            "name": variant.name, "model": variant.model, "samples": family.samples,
+            "name": variant.name, "model": variant.model, "samples": family.samples, "reference": family.reference,
             "accuracy": {
                 "share": family.accuracy(variant),
                 "at_least": lower_share(variant.right, family.samples, UNSURE / 2),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule
+from edgesplit.answers.comparison import predicted_label
 from edgesplit.answers.score import probabilities
 from edgesplit.cascade import EXIT, WHOLE
 from edgesplit.errors import UsageError
@@ -16,10 +17,10 @@ from edgesplit.lazy_import import np
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensors
 from edgesplit_controller.job_progress import report_step
-from edgesplit_controller.model_registry.families import answers_of, output_spec
+from edgesplit_controller.model_registry.family_answers import output_spec, scores_by_kind
 from edgesplit_controller.model_registry.golden import model_inputs, run_whole
 from edgesplit_controller.model_registry.registry import LoadedModel
-from edgesplit_partitioner.planner.cascade_calibration import FamilyAnswers
+from edgesplit_partitioner.planner.cascade_calibration import FamilyAnswers, VariantAnswers
 from edgesplit_partitioner.planner.early_exit import check_exit
 
 SAMPLES_AT_A_TIME = 256
@@ -42,8 +43,13 @@ def answers_at_exit(loaded: LoadedModel, exit_output: str, samples: Sequence[byt
             f"one of {exit_output} and {final} gives probabilities and the other one does not, so an application could"
             " not read an early answer: end both with the same layer"
         )
-    answers = {EXIT: answers_of(exit_rule, outputs), WHOLE: answers_of(rule, outputs)}
+    answers = {EXIT: _answers(exit_rule, outputs), WHOLE: _answers(rule, outputs)}
     return FamilyAnswers(answer=rule.to_text(), truth=answers[WHOLE].labels, variants=answers)
+
+
+def _answers(rule: AnswerRule, outputs: Sequence[Tensors]) -> VariantAnswers:
+    scores = {kind: tuple(values) for kind, values in scores_by_kind(rule, outputs).items()}
+    return VariantAnswers(labels=tuple(predicted_label(rule, out) for out in outputs), scores=scores)
 
 
 def _rules(final: TensorSpec, early: TensorSpec) -> tuple[AnswerRule, AnswerRule]:

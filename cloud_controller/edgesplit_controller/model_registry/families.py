@@ -1,4 +1,5 @@
-"""Families: models of one task whose answers mean the same, each with its accuracy on the family's labelled samples.
+"""Families: models of one task whose answers mean the same, each with its accuracy on the family's labelled samples, or
+with its agreement with one of them, the reference, where samples have no labels.
 
 A family is a row of the table of models, as a version of the agent is, so that it is deployed, rolled out and removed
 by its name like a model; its file is the document that `FamilyDocument` describes. The file alone contains what every
@@ -8,7 +9,6 @@ variant answers to the samples, which are not kept: by these answers a cascade i
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,33 +17,30 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgesplit import identifiers
-from edgesplit.answers.answer_rule import AnswerRule, infer_answer_rule
-from edgesplit.answers.comparison import predicted_label
-from edgesplit.answers.score import score
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import model_name
 from edgesplit.limits import LIMITS
-from edgesplit.release.manifest import TensorSpec
-from edgesplit.runtime import Tensors
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.job_progress import report_step
-from edgesplit_controller.model_registry.golden import model_inputs, run_whole
-from edgesplit_controller.model_registry.registry import LoadedModel, Registry, next_model_version
+from edgesplit_controller.model_registry.family_answers import (
+    RuledVariant,
+    Sample,
+    check_same_meaning,
+    check_truth,
+    family_answers,
+    output_spec,
+    variant_rule,
+)
+from edgesplit_controller.model_registry.registry import Registry, next_model_version
 from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner.bounds.binomial import lower_share
-from edgesplit_partitioner.planner.cascade_calibration import (
-    CLASS_SCORES,
-    FamilyAnswers,
-    VariantAnswers,
-    count_right,
-)
+from edgesplit_partitioner.planner.cascade_calibration import FamilyAnswers
 
 UNSURE = 0.1
 """Probability with which the lower bound of an accuracy may be wrong."""
 FEWEST_SAMPLES = 20
-"""Labelled samples that a family needs, at least."""
+"""Samples that a family needs, at least."""
 
 
 class FamilyVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,9 +50,11 @@ class FamilyVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str
     """`name@version`."""
     right: int
-    """Samples that it answered right."""
+    """Samples that it answered right; where they have no labels, as the reference does."""
     least_accuracy: float
-    """Lower bound of its accuracy, 90 % sure."""
+    """Lower bound of its accuracy, or of its agreement, 90 % sure."""
+    answer: str = ""
+    """Its answer rule, on its own outputs; empty in families that were made before 0.3: their class."""
     labels: tuple[int, ...] = ()
     """Label of each class index of its output; empty: the index itself."""
 
@@ -68,24 +67,24 @@ class FamilyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     samples: int
     samples_sha256: str
     """Digest of the samples and their labels."""
+    reference: str = ""
+    """Variant that the others were compared with, as the samples have no labels. Empty: they have."""
     answers: FamilyAnswers | None = None
     """What the variants answer to the samples; None in the row of the table of models, and in files of versions before
     0.3."""
 
     def accuracy(self, variant: FamilyVariant) -> float:
-        """Share of the samples that a variant answers right."""
+        """Share of the samples that a variant answers right, or as the reference does."""
         return variant.right / self.samples
 
 
 class VariantRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant of a family to be made: a model by its reference, and what the classes of its output mean."""
+    """A variant of a family to be made: a model by its reference, and what its answers mean."""
 
     model: str
     labels: tuple[int, ...] = ()
-
-
-Sample = tuple["bytes | Tensors", int]
-"""A frame or tensors, with the label of what it shows."""
+    answer: str = ""
+    """Its answer rule; empty: the family's."""
 
 
 class Families:
@@ -97,9 +96,13 @@ class Families:
         self._registry = registry
         self._now = now
 
-    def create(self, name: str, variants: Sequence[VariantRequest], samples: Sequence[Sample]) -> Model:
-        """Heavy. Run every variant on the labelled samples and store the family as `name@version`; the version that
-        exists where nothing differs.
+    def create(
+        self, name: str, variants: Sequence[VariantRequest], samples: Sequence[Sample], *, answer: str = "",
+        reference: str = "",
+    ) -> Model:  # fmt: skip
+        """Heavy. Run every variant on the samples and store the family as `name@version`; the version that exists where
+        nothing differs. `answer`: the answer rule; empty: of classifiers. `reference`: the model that the others are
+        compared with where samples have no labels; empty: the last one.
 
         UsageError where variants do not take the same inputs, their outputs mean different things, or there are too few
         samples.
@@ -108,32 +111,29 @@ class Families:
             raise UsageError(f"a family has 2 to {LIMITS.variants} variants, not {len(variants)}")
         if len(samples) < FEWEST_SAMPLES:
             raise UsageError(
-                f"{len(samples)} labelled samples are too few to tell variants apart: give at least {FEWEST_SAMPLES}"
+                f"{len(samples)} samples are too few to tell variants apart: give at least {FEWEST_SAMPLES}"
             )
         models = [self._registry.get(variant.model) for variant in variants]
         names = variant_names(models)
-        loaded = [self._registry.load(model) for model in models]
-        rules = [
-            answer_rule(name, one, variant.labels)
-            for name, one, variant in zip(names, loaded, variants, strict=True)
-        ]  # fmt: skip
-        _check_inputs(names, loaded)
-        _check_labels(names, loaded, rules)
-        made, given, truth = [], dict[str, VariantAnswers](), tuple(label for _, label in samples)
-        for variant, model, one, rule in zip(names, models, loaded, rules, strict=True):
-            report_step(f"running {model.ref} on {len(samples)} samples")
-            outputs = run_whole(one.prepared, [model_inputs(one, sample) for sample, _ in samples])
-            given[variant] = answers_of(rule, outputs)
-            right = count_right(given[variant].labels, truth)
-            made.append(FamilyVariant(
-                name=variant, model=model.ref, right=right,
-                least_accuracy=lower_share(right, len(samples), UNSURE), labels=rule.labels,
-            ))  # fmt: skip
+        ruled = [self._ruled(*one, answer) for one in zip(names, models, variants, strict=True)]
+        _check_inputs(ruled)
+        check_same_meaning(ruled)
+        is_labelled = check_truth(ruled[0].rule.kind, [truth for _, truth in samples])
+        if is_labelled and reference:
+            raise UsageError(f"the samples have labels, by which {reference} is judged too: leave the reference out")
+        compared_with = "" if is_labelled else _named(reference, ruled)
+        answers = family_answers(ruled, samples, compared_with)
         document = FamilyDocument(
-            variants=tuple(made), samples=len(samples), samples_sha256=_digest_of(samples),
-            answers=FamilyAnswers(answer=rules[0].to_text(), truth=truth, variants=given),
+            variants=tuple(_measured(one, answers) for one in ruled), samples=len(samples),
+            samples_sha256=_digest_of(samples), reference=compared_with, answers=answers,
         )  # fmt: skip
-        return self._store(model_name(name), document, models, loaded[0])
+        return self._store(model_name(name), document, models, ruled[0])
+
+    def _ruled(self, name: str, model: Model, variant: VariantRequest, answer: str) -> RuledVariant:
+        loaded = self._registry.load(model)
+        return RuledVariant(
+            name, model.ref, loaded, variant_rule(name, loaded, variant.answer or answer, variant.labels)
+        )
 
     def answers(self, model: Model) -> FamilyAnswers:
         """What the variants of a stored family answer to its samples. UsageError for a model, and for a family of a
@@ -148,17 +148,10 @@ class Families:
             )
         return answers
 
-    def _store(self, name: str, document: FamilyDocument, models: Sequence[Model], first: LoadedModel) -> Model:
+    def _store(self, name: str, document: FamilyDocument, models: Sequence[Model], first: RuledVariant) -> Model:
         raw = msgspec.json.encode(document)
         digest = self._blobs.put(raw)
-        graph = first.graph
-
-        def views(tensors: Sequence[str]) -> list[dict[str, Any]]:
-            specs = [graph.tensors[tensor] for tensor in tensors]
-            return [
-                {"name": n, "datatype": s.datatype, "shape": list(s.shape)} for n, s in zip(tensors, specs, strict=True)
-            ]
-
+        inputs = [output_spec(first.loaded, tensor) for tensor in first.loaded.graph.inputs]
         with self._database.write() as session:
             for existing in session.scalars(select(Model).where(Model.name == name)):
                 if existing.sha256 == digest:
@@ -174,7 +167,8 @@ class Families:
                 name=name, version=next_model_version(session, name), sha256=digest, optimised_sha256=digest,
                 bytes=len(raw), input_text="", bindings={}, created=self._now(),
                 shown={
-                    "inputs": views(graph.inputs), "outputs": views(graph.outputs), "layers": [], "input_spec": None,
+                    "inputs": msgspec.to_builtins(inputs), "outputs": msgspec.to_builtins(first.family_outputs),
+                    "layers": [], "input_spec": None,
                     "family": msgspec.to_builtins(msgspec.structs.replace(document, answers=None)),
                 },
             )  # fmt: skip
@@ -194,7 +188,10 @@ def family_to_dict(model: Model) -> dict[str, Any]:
     variants = [
         {**msgspec.to_builtins(variant), "accuracy": document.accuracy(variant)} for variant in document.variants
     ]
-    return {"family": model.ref, "samples": document.samples, "created_at": model.created, "variants": variants}
+    return {
+        "family": model.ref, "samples": document.samples, "reference": document.reference,
+        "created_at": model.created, "variants": variants,
+    }  # fmt: skip
 
 
 def family_of(model: Model) -> FamilyDocument | None:
@@ -230,65 +227,41 @@ def variant_names(models: Sequence[Model]) -> list[str]:
     return short
 
 
-def answer_rule(variant: str, loaded: LoadedModel, labels: Sequence[int]) -> AnswerRule:
-    """What the variant's answers are: classes, with these labels. UsageError where its outputs are no classes."""
-    outputs = [output_spec(loaded, name) for name in loaded.graph.outputs]
-    rule = infer_answer_rule(outputs)
-    if rule is None:
-        raise UsageError(
-            f"{variant}: its outputs ({', '.join(spec.name for spec in outputs)}) are not one classification, whose"
-            " accuracy labels can tell: families of other models are not supported"
-        )
-    return msgspec.structs.replace(rule, labels=tuple(labels))
+def ruled_variant(variant: FamilyVariant, registry: Registry) -> RuledVariant:
+    """A family's variant with its model, and the rule by which it was measured."""
+    loaded = registry.load(registry.get(variant.model))
+    rule = variant_rule(variant.name, loaded, variant.answer, variant.labels)
+    return RuledVariant(variant.name, variant.model, loaded, rule)
 
 
-def output_spec(loaded: LoadedModel, name: str) -> TensorSpec:
-    """Specification of one of the model's tensors."""
-    tensor = loaded.graph.tensors[name]
-    return TensorSpec(name, tensor.datatype, tensor.shape)
+def _measured(variant: RuledVariant, answers: FamilyAnswers) -> FamilyVariant:
+    """A variant with what its answers say of it."""
+    right = sum(answers.right(variant.name))
+    is_reference = variant.name == answers.reference  # which agrees with itself, and nothing is uncertain about that
+    return FamilyVariant(
+        name=variant.name, model=variant.ref, right=right, answer=variant.rule.to_text(), labels=variant.rule.labels,
+        least_accuracy=1.0 if is_reference else lower_share(right, answers.samples, UNSURE),
+    )  # fmt: skip
 
 
-def classes_of(loaded: LoadedModel) -> int:
-    """Number of classes of a classifier's output."""
-    count = 1
-    for length in loaded.graph.tensors[loaded.graph.outputs[0]].shape:
-        count *= max(1, length)
-    return count
+def _named(reference: str, variants: Sequence[RuledVariant]) -> str:
+    """Name of the variant that a user calls the reference; of the last one where nothing is said."""
+    if not reference:
+        return variants[-1].name
+    for one in variants:
+        if reference in (one.name, one.ref, one.ref.partition("@")[0]):
+            return one.name
+    raise UsageError(f"{reference} is none of the variants {', '.join(one.ref for one in variants)}")
 
 
-def answers_of(rule: AnswerRule, outputs: Sequence[Tensors]) -> VariantAnswers:
-    """Labels and scores of a variant's outputs, in their order."""
-    scores: dict[str, tuple[float | None, ...]] = {
-        kind: tuple(value if math.isfinite(value) else None for value in (score(kind, rule, out) for out in outputs))
-        for kind in CLASS_SCORES
-    }
-    return VariantAnswers(labels=tuple(predicted_label(rule, out) for out in outputs), scores=scores)
-
-
-def _check_inputs(names: Sequence[str], loaded: Sequence[LoadedModel]) -> None:
+def _check_inputs(variants: Sequence[RuledVariant]) -> None:
     """UsageError where two variants take different inputs: a request must be one for all of them."""
-    first = [output_spec(loaded[0], name) for name in loaded[0].graph.inputs]
-    for name, one in zip(names, loaded, strict=True):
-        if [output_spec(one, tensor) for tensor in one.graph.inputs] != first:
+    taken = [[output_spec(one.loaded, name) for name in one.loaded.graph.inputs] for one in variants]
+    for one, inputs in zip(variants, taken, strict=True):
+        if inputs != taken[0]:
             raise UsageError(
-                f"{names[0]} and {name} take different inputs: push both with an input spec, so that both take frames"
-            )
-
-
-def _check_labels(names: Sequence[str], loaded: Sequence[LoadedModel], rules: Sequence[AnswerRule]) -> None:
-    """UsageError where the classes of two variants may mean different things; it names both."""
-    count = classes_of(loaded[0])
-    for name, one, rule in zip(names, loaded, rules, strict=True):
-        classes = classes_of(one)
-        if rule.labels and (len(rule.labels) != classes or max(rule.labels) >= count):
-            raise UsageError(
-                f"{name} has {classes} classes, and {len(rule.labels)} labels were given, each to be one of the"
-                f" {count} of {names[0]}"
-            )
-        if not rule.labels and classes != count:
-            raise UsageError(
-                f"the outputs of {names[0]} and {name} mean different things: {count} and {classes} classes. Give"
-                f" the label of each class of {name}, -1 for none"
+                f"{variants[0].name} and {one.name} take different inputs: push both with an input spec, so that both"
+                " take frames"
             )
 
 
@@ -299,5 +272,5 @@ def _digest_of(samples: Sequence[Sample]) -> str:
         for name in sorted(parts):
             data = parts[name] if isinstance(parts[name], bytes) else parts[name].tobytes()
             digest.update(hashlib.sha256(name.encode() + data).digest())
-        digest.update(label.to_bytes(8, "big", signed=True))
+        digest.update(label.to_bytes(8, "big", signed=True) if isinstance(label, int) else msgspec.json.encode(label))
     return digest.hexdigest()

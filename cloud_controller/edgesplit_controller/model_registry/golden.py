@@ -9,7 +9,7 @@ a chunk are left out; a release without golden pairs is still valid.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,11 +60,13 @@ class GoldenPair:
         )  # fmt: skip
 
 
-def golden_pairs(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str) -> list[GoldenPair]:
+def golden_pairs(
+    loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str, outputs: Collection[str] = ()
+) -> list[GoldenPair]:
     """Up to `MOST_PAIRS` samples (a synthetic one where there is none) with the whole model's responses, as far as both
-    bodies fit into a chunk."""
+    bodies fit into a chunk; with all outputs, or those that are named."""
     chosen = list(samples[:MOST_PAIRS]) or [synthetic_sample(loaded)]
-    return [answered.pair for answered in _answered(loaded, chosen, model)]
+    return [answered.pair for answered in _answered(loaded, chosen, model, outputs)]
 
 
 def judged_pairs(
@@ -103,8 +105,10 @@ class _Answered:
     outputs: Mapping[str, Tensor]
 
 
-def _answered(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str) -> list[_Answered]:
-    """The samples whose request and response fit into a chunk, with the whole model's outputs."""
+def _answered(
+    loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str, named: Collection[str] = ()
+) -> list[_Answered]:
+    """The samples whose request and response fit into a chunk, with the whole model's outputs, or those named."""
     requests = {
         at: _joined(oip.encode_request(oip.InferRequest(inputs=request_inputs(loaded, sample), id="golden"))[0])
         for at, sample in enumerate(samples)
@@ -114,7 +118,8 @@ def _answered(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: st
         return []
     answered = []
     results = run_whole(loaded.prepared, [model_inputs(loaded, samples[at]) for at in fitting])
-    for at, outputs in zip(fitting, results, strict=True):
+    for at, found in zip(fitting, results, strict=True):
+        outputs = {name: value for name, value in found.items() if not named or name in named}
         response = _joined(oip.encode_response(oip.InferResponse(model=model, outputs=outputs, id="golden"))[0])
         if len(response) <= LIMITS.chunk_bytes:
             answered.append(_Answered(at, GoldenPair(requests[at], response), outputs))

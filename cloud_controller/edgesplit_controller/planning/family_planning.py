@@ -48,4 +48,5 @@ class FamilyPlanning:
         return plan_family(
             ref, variants, links_through(link, gateway), objective=options.family_objective, limits=options.limits,
             codecs=options.codecs, least_accuracy=options.least_accuracy, cascade=options.cascade, answers=answers,
+            reference=family.reference,
         )  # fmt: skip

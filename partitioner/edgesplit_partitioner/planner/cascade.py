@@ -32,7 +32,8 @@ from edgesplit_partitioner.planner.cascade_calibration import (
     FamilyAnswers,
     calibrate,
     check_request,
-    count_right,
+    score_fields,
+    scores_of,
 )
 from edgesplit_partitioner.planner.tail_latency import mean_s, quantile_s
 
@@ -88,7 +89,8 @@ class PlannedCascade(msgspec.Struct, frozen=True, kw_only=True):
     second_row: str
     way: WayToAnswer
     least_accuracy: float
-    """Lower bound of its accuracy: the second variant's, less the share of answers that may differ from it."""
+    """Lower bound of its accuracy, or of its agreement: the second variant's, less the share of answers that may differ
+    from it."""
     sure_s: float
     """Mean seconds of a request that the first variant answers."""
     escalated_s: float
@@ -205,8 +207,14 @@ def choose_cascade(choices: FamilyChoices, answers: FamilyAnswers, request: Casc
             f"{choices.name} is a family, and an early exit ({request.exit_output}) is of one model: plan a variant"
         )
     pairs, tested = _named_pair(choices, request) if request.variants else _all_pairs(choices)
-    candidates = [Candidate(first, second, score) for first, second in pairs for score in request.scores]
-    tested *= len(request.scores)
+    scores = scores_of(request, answers)
+    candidates = [
+        Candidate(first, second, score)
+        for first, second in pairs for score in scores if score in answers.variants[first].scores
+    ]  # fmt: skip
+    if not candidates:
+        raise UsageError(f"{' and '.join(dict(pairs))} cannot answer first, without an output for {', '.join(scores)}")
+    tested *= len(scores)
     priced = [
         _price(choices, calibrated, request) for calibrated in calibrate(answers, candidates, request, tested)
     ]  # fmt: skip
@@ -336,13 +344,15 @@ def _planned(
     alone = figures_of(choices.alone, choices.links, choices.power)
     alone_value = value_of(choices.objective, alone)
     cascade = Cascade(
-        first=candidate.first, second=candidate.second, answer=answers.answer, score=candidate.score,
+        first=candidate.first, second=candidate.second, answer=answers.answer, **score_fields(candidate.score),
         threshold=choice.threshold, changed=calibrated.promise, escalated=1.0 - choice.stay_share,
         audit_share=request.audit_share, accuracy=calibrated.accuracy,
     )  # fmt: skip
     name = f"{candidate.first}, then {candidate.second}"
-    right = count_right(answers.variants[candidate.second].labels, answers.truth)
-    least = lower_share(right, answers.samples, 1.0 - request.certainty)
+    least = 1.0
+    if candidate.second != answers.reference:  # which agrees with itself
+        right = sum(answers.right(candidate.second))
+        least = lower_share(right, answers.samples, 1.0 - request.certainty)
     return PlannedCascade(
         cascade=cascade, first_row=chosen.first.name, second_row=chosen.second.name,
         way=WayToAnswer(name=name, accuracy=calibrated.accuracy, figures=chosen.figures, value=value),

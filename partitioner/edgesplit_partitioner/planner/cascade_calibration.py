@@ -1,4 +1,4 @@
-"""Thresholds of cascades from the answers of a family's variants on its labelled samples; no model runs here.
+"""Thresholds of cascades from the answers of a family's variants on its samples; no model runs here.
 
 Every pair of variants and every score that is tried is a promise of its own. Whichever is taken later, by its cost, its
 promise holds with the asked certainty, because the probability to be wrong is divided among all that might have been
@@ -8,7 +8,7 @@ taken (Bonferroni): 1 - certainty for one pair and score, half of it for two. Se
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +22,9 @@ from edgesplit_partitioner.bounds.binomial import check_promise, trials_needed
 from edgesplit_partitioner.bounds.threshold import ThresholdChoice, choose_threshold
 
 CLASS_SCORES: tuple[ScoreKind, ...] = ("probability", "margin", "entropy")
-"""Scores of a classifier's answer; a family's variants are classifiers."""
+"""Scores of a classifier's answer."""
+OUTPUT_SCORE = "output:"
+"""Begins a score that is an output of the first variant, as in `output:confidence`."""
 CREATE_AGAIN = "create the family again with more"
 
 
@@ -32,8 +34,8 @@ class CascadeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     changed: float
     """Share of all answers that the first variant may give and the second one would give differently, above 0 and below
     1."""
-    scores: tuple[str, ...] = ("margin",)
-    """Scores to try; several divide the certainty."""
+    scores: tuple[str, ...] = ()
+    """Scores to try; several divide the certainty. Empty: `margin` of classifiers, `boxes` of detectors."""
     variants: tuple[str, str] | None = None
     """The first and the second one; None: every pair is tried, which divides the certainty."""
     certainty: float = 0.9
@@ -47,26 +49,49 @@ class CascadeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class VariantAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A variant's answers to a family's samples, in their order."""
 
-    labels: tuple[int, ...]
-    """What it answers; -1: nothing."""
+    labels: tuple[int, ...] = ()
+    """What it answers; -1: nothing. Empty where answers are no classes."""
+    right: tuple[bool, ...] = ()
+    """Where answers are no classes: whether each is right, or the reference's."""
     scores: dict[str, tuple[float | None, ...]]
-    """By kind (`CLASS_SCORES`), larger is surer; None: never sure."""
+    """By kind (`CLASS_SCORES`, `boxes`, `output:NAME`), larger is surer; None: never sure."""
 
 
 class FamilyAnswers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all variants of a family answer to its labelled samples; or what a model answers to its samples by an early
-    exit and by its final output, which then stands for the label."""
+    """What all variants of a family answer to its samples; or what a model answers to its samples by an early exit and
+    by its final output, which then stands for the label."""
 
     answer: str
     """The answer rule on the family's outputs, as text."""
     truth: tuple[int, ...]
-    """Label of each sample."""
+    """Label of each sample, or the reference's answer; empty where answers are no classes."""
     variants: dict[str, VariantAnswers]
+    reference: str = ""
+    """Variant that stands for the truth, as the samples have no labels; empty: they have."""
+    differing: dict[str, dict[str, tuple[int, ...]]] = {}
+    """Where answers are no classes: by a variant and a later one, the samples that they answer differently, by
+    index."""
 
     @property
     def samples(self) -> int:
         """Number of samples."""
-        return len(self.truth)
+        return len(self.truth) or max((len(given.right) for given in self.variants.values()), default=0)
+
+    def differs(self, first: str, second: str) -> list[bool]:
+        """Of each sample, whether two variants answer it differently."""
+        ours, theirs = self.variants[first], self.variants[second]
+        if not self.differing:
+            return [one == NO_LABEL or one != other for one, other in zip(ours.labels, theirs.labels, strict=True)]
+        pair = self.differing.get(first, {}).get(second)
+        indices = set(self.differing[second][first] if pair is None else pair)
+        return [index in indices for index in range(self.samples)]
+
+    def right(self, variant: str) -> list[bool]:
+        """Of each sample, whether a variant's answer is right; no answer never is."""
+        given = self.variants[variant]
+        if not self.truth:
+            return list(given.right)
+        return [label == true != NO_LABEL for label, true in zip(given.labels, self.truth, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +124,40 @@ def check_request(request: CascadeRequest) -> None:
     check_promise(request.changed, 1.0 - request.certainty)
     if not 0.0 <= request.audit_share <= 1.0:
         raise UsageError(f"an audit share of {request.audit_share:g} is not between 0 and 1: give one as in 1%")
-    unknown = [score for score in request.scores if score not in CLASS_SCORES]
-    if unknown or not request.scores:
+    unknown = [score for score in request.scores if not _is_score(score)]
+    if unknown:
         raise UsageError(
-            f"answers by class have no score {', '.join(unknown) or 'at all'}: the variants of a family have one"
-            f" output, their classes, so give {', '.join(CLASS_SCORES)}"
+            f"there is no score {', '.join(unknown)}: give {', '.join(CLASS_SCORES)}, boxes or {OUTPUT_SCORE}NAME"
         )
     if request.exit_output and request.variants:
         raise UsageError(f"an early exit ({request.exit_output}) is of one model: leave the variants out")
     if len(set(request.scores)) < len(request.scores):
         raise UsageError(f"a score is named twice: {', '.join(request.scores)}")
+
+
+def _is_score(score: str) -> bool:
+    is_output = score.startswith(OUTPUT_SCORE) and score != OUTPUT_SCORE
+    return is_output or score in CLASS_SCORES or score == "boxes"
+
+
+def scores_of(request: CascadeRequest, answers: FamilyAnswers) -> tuple[str, ...]:
+    """The scores to try. UsageError, which names those that there are, where no variant has one that was asked for, or
+    none was and the answers have no usual one."""
+    known = sorted({score for given in answers.variants.values() for score in given.scores})
+    scores = request.scores or tuple(score for score in ("margin", "boxes") if score in known)
+    unknown = [score for score in scores if score not in known]
+    if unknown or not scores:
+        asked = f"have no score {', '.join(unknown)}" if unknown else "have no usual score, so one must be named"
+        there_are = f"give {', '.join(known)}" if known else "their models have no output of one number to tell it by"
+        raise UsageError(f"answers by {answers.answer} {asked}: {there_are}")
+    return scores
+
+
+def score_fields(score: str) -> dict[str, str]:
+    """The fields of `Cascade` that name a score."""
+    if score.startswith(OUTPUT_SCORE):
+        return {"score": "output", "score_output": score.removeprefix(OUTPUT_SCORE)}
+    return {"score": score}
 
 
 def check_samples(samples: int, request: CascadeRequest, tested: int) -> None:
@@ -147,26 +196,17 @@ def calibrate(
 
 
 def _calibrate(answers: FamilyAnswers, candidate: Candidate, request: CascadeRequest, tested: int) -> CalibratedCascade:
-    first, second = answers.variants[candidate.first], answers.variants[candidate.second]
-    scores = [UNSURE if score is None else score for score in first.scores[candidate.score]]
-    differs = [
-        ours == NO_LABEL or ours != theirs for ours, theirs in zip(first.labels, second.labels, strict=True)
-    ]  # fmt: skip
+    given = answers.variants[candidate.first].scores[candidate.score]
+    scores = [UNSURE if score is None else score for score in given]
+    differs = answers.differs(candidate.first, candidate.second)
     choice = choose_threshold(scores, differs, request.changed, (1.0 - request.certainty) / tested)
     least = math.inf if choice.threshold is None else choice.threshold
-    given = [
-        ours if score >= least else theirs
-        for score, ours, theirs in zip(scores, first.labels, second.labels, strict=True)
-    ]
+    first, second = answers.right(candidate.first), answers.right(candidate.second)
+    right = sum(ours if score >= least else theirs for score, ours, theirs in zip(scores, first, second, strict=True))
     promise = ChangedShare(
         at_most=request.changed, certainty=request.certainty, samples=choice.frames, differing=choice.changed
     )
-    return CalibratedCascade(candidate, choice, count_right(given, answers.truth), promise)
-
-
-def count_right(labels: Collection[int], truth: Collection[int]) -> int:
-    """Answers that are the sample's label; no answer is never right."""
-    return sum(ours == label != NO_LABEL for ours, label in zip(labels, truth, strict=True))
+    return CalibratedCascade(candidate, choice, right, promise)
 
 
 warm_up_structs(__name__)

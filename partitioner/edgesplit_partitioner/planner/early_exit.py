@@ -40,6 +40,7 @@ from edgesplit_partitioner.planner.cascade_calibration import (
     FamilyAnswers,
     calibrate,
     check_request,
+    scores_of,
 )
 from edgesplit_partitioner.planner.planner import PlanResult, plan
 
@@ -191,7 +192,7 @@ def plan_exit(
             f"objective {wanted.name} cannot be planned with an early exit: the best cut would depend on the share of"
             " requests that go on; give latency or energy"
         )
-    candidates = [Candidate(EXIT, WHOLE, score) for score in request.scores]
+    candidates = [Candidate(EXIT, WHOLE, score) for score in scores_of(request, answers)]
     calibrated = calibrate(answers, candidates, request, len(candidates))
     chosen = max(calibrated, key=lambda one: one.choice.stay_share)
     if chosen.choice.threshold is None:

@@ -43,7 +43,8 @@ class Variant:
     name: str
     costs: Costs = field(repr=False)
     accuracy: float
-    """Share of right answers among the family's labelled samples, 0 to 1."""
+    """Share of right answers among the family's samples, 0 to 1; of answers like the reference's where they have no
+    labels."""
 
     def __post_init__(self) -> None:
         identifiers.variant_name(self.name)
@@ -101,6 +102,8 @@ class FamilyResult:
     power: Power | None
     cascade_request: CascadeRequest | None = None
     answers: FamilyAnswers | None = field(default=None, repr=False)
+    reference: str = ""
+    """Variant by whose answers accuracies were measured, as the samples have no labels; empty: by labels."""
 
     @cached_property
     def cascade(self) -> PlannedCascade | None:
@@ -109,7 +112,7 @@ class FamilyResult:
         if self.cascade_request is None:
             return None
         if self.answers is None:
-            raise UsageError(f"family {self.name}: a cascade needs the variants' answers to labelled samples")
+            raise UsageError(f"family {self.name}: a cascade needs the variants' answers to its samples")
         return choose_cascade(self._choices, self.answers, self.cascade_request)
 
     @property
@@ -220,13 +223,15 @@ class FamilyResult:
             ),
             basis=next((one.basis for one in tables.values() if one.basis != "measured"), table.basis),
             power=self.power, regret=0.0 if math.isnan(self.regret) else self.regret,
-            least_accuracy=self.least_accuracy, deadline_s=self.deadline_s, cascade=cascade,
+            agreement_with=self.reference, least_accuracy=self.least_accuracy, deadline_s=self.deadline_s,
+            cascade=cascade,
         )  # fmt: skip
 
     def to_builtins(self) -> dict[str, Any]:
         """Everything as plain values, for JSON, with each variant's own plan."""
         plain: dict[str, Any] = {
-            "model": self.name, "objective": self.objective, "least_accuracy": self.least_accuracy,
+            "model": self.name, "objective": self.objective, "reference": self.reference,
+            "least_accuracy": self.least_accuracy,
             "deadline_s": self.deadline_s or None, "best": self.best, "certificate": self.certificate,
             "frontier": self.frontier, "regret": None if math.isnan(self.regret) else self.regret,
             "left_out": dict(self.left_out), "table": self.table,
@@ -247,17 +252,24 @@ def plan_family(
     least_accuracy: float = 0.0,
     cascade: CascadeRequest | None = None,
     answers: FamilyAnswers | None = None,
+    reference: str = "",
 ) -> FamilyResult:
     """Plans of all variants on the same links, under the same limits, and one table of them.
 
     `objective` is `accuracy` or one that `plan` takes. The limit `deadline_s` is held against the link of the moment
     at work; here it decides `best`. With `cascade` the table says which variant answers first and which one is asked
-    where it is unsure; `answers` are the variants' on the family's samples (`FamilyResult.cascade`). UsageError where
-    an argument cannot be read; InfeasibleLimits where no variant is above the floor, has a cut within the limits, or
-    where not all of them fit into the device's memory.
+    where it is unsure; `answers` are the variants' on the family's samples (`FamilyResult.cascade`). `reference` is the
+    variant by whose answers accuracies were measured where the samples have no labels; then there is no floor.
+    UsageError where an argument cannot be read; InfeasibleLimits where no variant is above the floor, has a cut within
+    the limits, or where not all of them fit into the device's memory.
     """
     kept = parse_limits(limits)
     _check_request(name, variants, kept, least_accuracy)
+    if least_accuracy and reference:
+        raise UsageError(
+            f"family {name}: its samples have no labels, so the accuracy of its variants is not known, only how often"
+            f" they agree with {reference}: leave the floor out, or create the family with labels"
+        )
     accurate = [variant for variant in variants if variant.accuracy >= least_accuracy]
     left_out = {
         variant.name: f"its accuracy of {variant.accuracy:.1%} is below the floor"
@@ -292,7 +304,7 @@ def plan_family(
     label = ACCURACY if objective == ACCURACY else next(iter(plans.values())).objective
     return FamilyResult(
         name, by_name, plans, weaker, left_out, label, least_accuracy, kept.deadline_s or 0.0, kept.fallback, power,
-        cascade, answers,
+        cascade, answers, reference,
     )  # fmt: skip
 
 

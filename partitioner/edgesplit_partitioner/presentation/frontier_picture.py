@@ -62,6 +62,7 @@ def _draw(axes: Any, plan: Mapping[str, Any]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # powers of ten would be drawn as TeX
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_xlabel("predicted latency, ms (log)")
-    axes.set_ylabel("accuracy, %")
+    reference = plan.get("reference")
+    axes.set_ylabel(f"agreement with {reference}, %" if reference else "accuracy, %")
     axes.set_title(f"{plan['model']}: chosen {best['row']}")
     axes.legend(loc="lower right")

@@ -2,7 +2,7 @@
 
 class[:OUTPUT]            the most likely class of one output
 boxes:LAYOUT[:THRESHOLD]  the boxes of a detector whose score is at least THRESHOLD (0.5)
-close:TOLERANCE           all outputs, to a part TOLERANCE of their largest absolute value
+close:TOLERANCE[:OUTPUT,…] all outputs, or those named, to a part TOLERANCE of their largest absolute value
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     kind: AnswerKind
     outputs: tuple[str, ...]
-    """`class`: the output with a number for each class. `boxes`: the outputs in the layout's order. `close`: all."""
+    """`class`: the output with a number for each class. `boxes`: the outputs in the layout's order. `close`: those that
+    are compared."""
     layout: str = ""
     """`boxes`: how the outputs describe boxes, one of `LAYOUTS`."""
     threshold: float = 0.0
@@ -65,10 +66,12 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return self.labels[index]
 
     def to_text(self) -> str:
-        """The rule as `parse_answer_rule` reads it."""
+        """The rule as `parse_answer_rule` reads it; of `close` for a model that has no other outputs."""
         if self.kind == "class":
             return f"class:{self.outputs[0]}"
-        return f"boxes:{self.layout}:{self.threshold:g}" if self.kind == "boxes" else f"close:{self.tolerance:g}"
+        if self.kind == "boxes":
+            return f"boxes:{self.layout}:{self.threshold:.12g}"
+        return f"close:{self.tolerance:.12g}"
 
 
 def parse_answer_rule(text: str, outputs: Sequence[TensorSpec]) -> AnswerRule:
@@ -77,23 +80,23 @@ def parse_answer_rule(text: str, outputs: Sequence[TensorSpec]) -> AnswerRule:
     if kind == "class":
         return _class_rule(rest, outputs)
     if kind == "boxes":
-        layout, _, threshold = rest.partition(":")
-        least = _number(threshold, text) if threshold else DEFAULT_THRESHOLD
-        if not 0.0 <= least <= 1.0:
-            raise UsageError(
-                f"answer {text[:80]!r}: the least score of a box is between 0 and 1, as in boxes:yolox:0.5"
-            )
+        layout, least = _layout_and_threshold(rest, text)
         return AnswerRule("boxes", box_outputs(layout, outputs), layout=layout, threshold=least)
     if kind == "close":
-        if not outputs or any(spec.datatype not in NUMBERS for spec in outputs):
-            raise UsageError(f"answer {text[:80]!r}: outputs that are not numbers have no distance")
-        tolerance = _number(rest, text)
-        if tolerance < 0.0:
-            raise UsageError(f"answer {text[:80]!r}: a tolerance is 0 or more, as in close:0.01")
-        return AnswerRule("close", tuple(spec.name for spec in outputs), tolerance=tolerance)
+        return _close_rule(rest, text, outputs)
     raise UsageError(
         f"answer {text[:80]!r}: give class, class:OUTPUT, boxes:LAYOUT[:THRESHOLD] ({', '.join(LAYOUTS)}) or close:0.01"
     )
+
+
+def rule_of_boxes(text: str, outputs: Sequence[str], labels: Sequence[int] = ()) -> AnswerRule:
+    """The rule `boxes:LAYOUT[:THRESHOLD]` for outputs that are named in the layout's order already; UsageError where it
+    is another rule, or the layout is unknown."""
+    kind, _, rest = text.partition(":")
+    layout, least = _layout_and_threshold(rest, text)
+    if kind != "boxes" or layout not in LAYOUTS or not outputs:
+        raise UsageError(f"answer {text[:80]!r}: no boxes in a layout that is known here ({', '.join(LAYOUTS)})")
+    return AnswerRule("boxes", tuple(outputs), layout=layout, threshold=least, labels=tuple(labels))
 
 
 def infer_answer_rule(outputs: Sequence[TensorSpec]) -> AnswerRule | None:
@@ -102,6 +105,28 @@ def infer_answer_rule(outputs: Sequence[TensorSpec]) -> AnswerRule | None:
     if len(outputs) != 1 or not _has_classes(outputs[0]):
         return None
     return AnswerRule("class", (outputs[0].name,))
+
+
+def _layout_and_threshold(rest: str, text: str) -> tuple[str, float]:
+    layout, _, threshold = rest.partition(":")
+    least = _number(threshold, text) if threshold else DEFAULT_THRESHOLD
+    if not 0.0 <= least <= 1.0:
+        raise UsageError(f"answer {text[:80]!r}: the least score of a box is between 0 and 1, as in boxes:yolox:0.5")
+    return layout, least
+
+
+def _close_rule(rest: str, text: str, outputs: Sequence[TensorSpec]) -> AnswerRule:
+    part, _, named = rest.partition(":")
+    names = tuple(name.strip() for name in named.split(",")) if named else tuple(spec.name for spec in outputs)
+    of_model = {spec.name: spec for spec in outputs}
+    if unknown := [name for name in names if name not in of_model]:
+        raise UsageError(f"answer {text[:80]!r}: no output {unknown[0]!r}, only {', '.join(of_model)}")
+    if not names or any(of_model[name].datatype not in NUMBERS for name in names):
+        raise UsageError(f"answer {text[:80]!r}: outputs that are not numbers have no distance")
+    tolerance = _number(part, text)
+    if tolerance < 0.0:
+        raise UsageError(f"answer {text[:80]!r}: a tolerance is 0 or more, as in close:0.01")
+    return AnswerRule("close", names, tolerance=tolerance)
 
 
 def _class_rule(name: str, outputs: Sequence[TensorSpec]) -> AnswerRule:

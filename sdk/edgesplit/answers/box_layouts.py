@@ -4,6 +4,7 @@
     yolov8        [1, 4+C, N]: centre and size in pixels of the input, C classes
     ssd           TFLite's post-processing: boxes [1, N, 4], classes [1, N], scores [1, N], count [1]
     scores+boxes  [1, N, C] and [1, N, 4]: of several classes the first is the background (as of UltraFace)
+    detections    [1, n, 6]: left, top, right, bottom, score, label: the answers of a family (`answers.detections`)
 
 Corners are parts of the input's width and height, so models with inputs of different size are compared. The input of
 `yolox` and `yolov8` is square, with a side that 32 divides: it follows from N, which is 21 (side/32)².
@@ -47,8 +48,8 @@ class Boxes:
 
 def decode_yolox(outputs: Sequence[Tensor]) -> Boxes:
     """Boxes of YOLOX (Ge et al., 2107.08430) as it is exported: without the decoding of cells."""
-    cells = outputs[0][0].astype(np.float64)
-    side = _side(len(cells))
+    cells = outputs[0][0]
+    side, likely, cells = _side(len(cells)), cells[:, 5:], cells[:, :5].astype(np.float64)
     places, strides = [], []
     for stride in STRIDES:
         length = side // stride
@@ -59,14 +60,15 @@ def decode_yolox(outputs: Sequence[Tensor]) -> Boxes:
     with np.errstate(over="ignore", invalid="ignore"):
         centres = (cells[:, :2] + np.concatenate(places)) * pixels / side
         sizes = np.exp(cells[:, 2:4]) * pixels / side
-        return _best_class(_corners(centres, sizes), cells[:, 4:5] * cells[:, 5:])
+        found = _best_class(_corners(centres, sizes), likely)
+        return Boxes(found.corners, found.scores * cells[:, 4], found.classes)
 
 
 def decode_yolov8(outputs: Sequence[Tensor]) -> Boxes:
     """Boxes of YOLOv8 and of later exports of the same form."""
-    cells = outputs[0][0].astype(np.float64).T
-    side = _side(len(cells))
-    return _best_class(_corners(cells[:, :2] / side, cells[:, 2:4] / side), cells[:, 4:])
+    cells = outputs[0][0].T
+    side, places = _side(len(cells)), cells[:, :4].astype(np.float64)
+    return _best_class(_corners(places[:, :2] / side, places[:, 2:] / side), cells[:, 4:])
 
 
 def decode_ssd(outputs: Sequence[Tensor]) -> Boxes:
@@ -79,8 +81,14 @@ def decode_ssd(outputs: Sequence[Tensor]) -> Boxes:
 
 def decode_scores_and_boxes(outputs: Sequence[Tensor]) -> Boxes:
     """Boxes from a tensor of scores and one of corners: left, top, right, bottom, as parts of width and height."""
-    scores = outputs[0][0].astype(np.float64)
+    scores = outputs[0][0]
     return _best_class(outputs[1][0].astype(np.float64), scores[:, 1:] if scores.shape[1] > 1 else scores)
+
+
+def decode_detections(outputs: Sequence[Tensor]) -> Boxes:
+    """Boxes that were decoded before, corners as parts of width and height."""
+    rows = outputs[0].reshape(-1, 6).astype(np.float64)
+    return Boxes(rows[:, :4], rows[:, 4], np.nan_to_num(rows[:, 5]).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,8 @@ class Layout:
     """The outputs in the decoder's order; empty where none fit."""
     needs: str
     """The outputs that the layout needs, in words."""
+    classes: Callable[[Sequence[TensorSpec]], int] = lambda specs: 0
+    """Number of classes by the chosen outputs; 0: they do not say."""
 
 
 def _choose_yolox(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -122,12 +132,27 @@ def _choose_scores_and_boxes(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, .
     return tuple(flat) if flat[1].shape[2] == 4 else ()
 
 
+def _choose_detections(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    fitting = tuple(spec for spec in specs if len(spec.shape) == 3 and spec.shape[2] == 6)
+    return fitting if len(fitting) == 1 else ()
+
+
 LAYOUTS: Mapping[str, Layout] = {
-    "yolox": Layout(decode_yolox, _choose_yolox, "one output [1, N, 5+C] with N = 21 (side/32)² of a square input"),
-    "yolov8": Layout(decode_yolov8, _choose_yolov8, "one output [1, 4+C, N] with N = 21 (side/32)² of a square input"),
+    "yolox": Layout(
+        decode_yolox, _choose_yolox, "one output [1, N, 5+C] with N = 21 (side/32)² of a square input",
+        lambda specs: specs[0].shape[2] - 5,
+    ),
+    "yolov8": Layout(
+        decode_yolov8, _choose_yolov8, "one output [1, 4+C, N] with N = 21 (side/32)² of a square input",
+        lambda specs: specs[0].shape[1] - 4,
+    ),
     "ssd": Layout(decode_ssd, _choose_ssd, "boxes [1, N, 4], classes [1, N], scores [1, N] and count [1]"),
-    "scores+boxes": Layout(decode_scores_and_boxes, _choose_scores_and_boxes, "scores [1, N, C] and boxes [1, N, 4]"),
-}
+    "scores+boxes": Layout(
+        decode_scores_and_boxes, _choose_scores_and_boxes, "scores [1, N, C] and boxes [1, N, 4]",
+        lambda specs: max(1, specs[0].shape[2] - 1),
+    ),
+    "detections": Layout(decode_detections, _choose_detections, "one output [1, n, 6]: corners, score and label"),
+}  # fmt: skip
 
 
 def box_outputs(layout: str, outputs: Sequence[TensorSpec]) -> tuple[str, ...]:
@@ -160,5 +185,7 @@ def _corners(centres: Tensor, sizes: Tensor) -> Tensor:
 
 def _best_class(corners: Tensor, scores: Tensor) -> Boxes:
     """Each box with its most likely class; ties go to the lower index."""
+    # Only the best score is converted: of 80 classes the copy of all would take longer than the rest.
     classes = scores.argmax(axis=1)
-    return Boxes(corners, np.take_along_axis(scores, classes[:, None], axis=1)[:, 0], classes)
+    best = np.take_along_axis(scores, classes[:, None], axis=1)[:, 0]
+    return Boxes(corners, best.astype(np.float64), classes)

@@ -93,5 +93,8 @@ def _least_margin(rule: AnswerRule, outputs: Mapping[str, Tensor]) -> float:
     boxes = decoded_boxes(rule, outputs)
     if np.isnan(boxes.scores).any():
         return UNSURE
+    if rule.labels:  # what is never an answer makes none unsure
+        known = [rule.label_of(int(index)) >= 0 for index in np.unique(boxes.classes)]
+        boxes = boxes.select(np.isin(boxes.classes, np.unique(boxes.classes)[known]))
     scores = candidates(boxes, rule.threshold).scores
     return float(np.abs(scores - rule.threshold).min(initial=rule.threshold))

@@ -147,14 +147,19 @@ class ReleaseVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`name@version`."""
     model_sha256: str
     accuracy: float
-    """Share of right answers among the family's labelled samples, 0 to 1, which its rows state too."""
+    """Share of right answers among the family's labelled samples, 0 to 1, which its rows state too. Where the samples
+    have no labels: of answers as another variant gives them (`Plan.agreement_with`)."""
     least_accuracy: float
     """Lower bound of the accuracy, 90 % sure (one-sided Clopper-Pearson)."""
     samples: int
-    """Number of labelled samples."""
+    """Number of samples."""
     outputs: tuple[str, ...]
-    """Its tensors that are the manifest's outputs, in their order."""
+    """Its tensors that are the manifest's outputs, in their order; of a detector those that its layout reads, in the
+    layout's order."""
     input_spec: InputSpec | None = None
+    answer: str = ""
+    """Of a detector, `boxes:LAYOUT:THRESHOLD`: its outputs are decoded by this rule into the manifest's only one
+    (`edgesplit.answers.detections`). Empty: they are given as they are."""
     labels: tuple[int, ...] = ()
     """Label of each class index of its outputs, -1 for none. Empty: its classes are those of the manifest's outputs."""
     golden: int = 0
@@ -240,6 +245,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Tensors by which plans let a request end early; none of them is among `outputs`."""
         cascades = (plan.cascade for plan in self.plans.values())
         return frozenset(cascade.exit_output for cascade in cascades if cascade is not None and cascade.exit_output)
+
+    @property
+    def score_outputs(self) -> frozenset[str]:
+        """Tensors of first variants by which cascades tell how sure an answer is; they are no part of it."""
+        cascades = (plan.cascade for plan in self.plans.values())
+        return frozenset(cascade.score_output for cascade in cascades if cascade is not None and cascade.score_output)
 
     def slices_for(self, tensor: str) -> tuple[str, ...]:
         """Names of the slices that compute a tensor of one model, with all that they depend on, in an order in which
@@ -412,9 +423,12 @@ def _check_variants(manifest: Manifest) -> None:
         raise MalformedMessage(f"manifest: {error}") from error
     if len(set(names)) != len(names) or len(names) > LIMITS.variants:
         raise MalformedMessage("manifest: names of variants repeat, or too many variants")
+    if len({bool(variant.answer) for variant in manifest.family}) > 1:
+        raise MalformedMessage("manifest: some variants of the family answer by boxes, and some do not")
     for variant in manifest.family:
         identifiers.sha256_hex(variant.model_sha256)
-        if not manifest.slices_of(variant.name) or len(variant.outputs) != len(manifest.outputs):
+        fits = len(manifest.outputs) == 1 if variant.answer else len(variant.outputs) == len(manifest.outputs)
+        if not manifest.slices_of(variant.name) or not fits:
             raise MalformedMessage(f"manifest: variant {variant.name!r} has no slices, or not the family's outputs")
         if not 0 <= variant.least_accuracy <= variant.accuracy <= 1 or min(variant.samples, variant.golden) < 0:
             raise MalformedMessage(f"manifest: variant {variant.name!r} states no accuracy")

@@ -56,6 +56,8 @@ def test_a_cascade_is_signed_with_its_plan() -> None:
         ({"changed": msgspec.structs.replace(PROMISE, at_most=0.0)}, "lie between 0 and 1"),
         ({"changed": msgspec.structs.replace(PROMISE, certainty=1.0)}, "lie between 0 and 1"),
         ({"changed": msgspec.structs.replace(PROMISE, differing=301)}, "301 of 300 samples differ"),
+        ({"score": "output"}, "only the score `output` has one"),
+        ({"score_output": "sure"}, "only the score `output` has one"),
     ],
 )
 def test_a_cascade_that_no_device_could_keep_is_refused(changes: dict[str, object], problem: str) -> None:
@@ -79,3 +81,17 @@ def test_one_model_has_no_cascade() -> None:
     plan = msgspec.structs.replace(plain.plans[CLASS], cascade=CASCADE)
     with pytest.raises(MalformedMessage, match="no two variants"):
         decode_manifest(encode_manifest(msgspec.structs.replace(plain, plans={CLASS: plan})))
+
+
+def test_all_variants_of_a_family_answer_alike() -> None:
+    """By boxes in one form, whatever outputs they are decoded from, or none does. It is written only for them."""
+    family = release(None)
+    boxes = [
+        msgspec.structs.replace(variant, answer="boxes:ssd:0.5", outputs=("b", "c", "s", "n"))
+        for variant in family.family
+    ]
+    both = msgspec.structs.replace(family, variants=tuple(boxes))
+    assert decode_manifest(encode_manifest(both)).family == tuple(boxes)
+    with pytest.raises(MalformedMessage, match="some variants of the family answer by boxes"):
+        decode_manifest(encode_manifest(msgspec.structs.replace(family, variants=(boxes[0], family.family[1]))))
+    assert b'"answer"' not in encode_manifest(family)

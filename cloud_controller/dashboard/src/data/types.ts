@@ -351,6 +351,8 @@ export interface FamilyVariant {
   name: string;
   model: string;
   samples: number;
+  /** The variant that `accuracy` is agreement with, where samples have no labels; empty: they have. */
+  reference: string;
   accuracy: Accuracy;
 }
 

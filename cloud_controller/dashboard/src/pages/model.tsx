@@ -129,15 +129,20 @@ function Lineage({ model }: { model: ModelView }) {
 
 /** The models among which a family's devices choose, the most accurate first. */
 function Family({ variants }: { variants: readonly FamilyVariant[] }) {
+  const reference = variants[0]?.reference ?? "";
+  const measured = reference === "" ? "Accuracy" : `Agreement with ${reference}`;
   const columns: readonly Column<FamilyVariant>[] = [
     { title: "Variant", heads: true, cell: ({ name }) => name },
     { title: "Model", cell: ({ model }) => <a href={to("models", model)}>{model}</a> },
-    { title: "Accuracy (90 % sure)", kind: "number", cell: ({ accuracy }) => accuracyText(accuracy) },
+    { title: `${measured} (90 % sure)`, kind: "number", cell: ({ accuracy }) => accuracyText(accuracy) },
     { title: "Samples", kind: "number", cell: ({ samples }) => count(samples) },
   ];
   const sorted = [...variants].sort((a, b) => b.accuracy.share - a.accuracy.share);
   return (
-    <Panel title="Variants" note="one answers each request">
+    <Panel
+      title="Variants"
+      note={reference === "" ? "one answers each request" : "one answers each request; samples without labels"}
+    >
       <Table name="cards" columns={columns} rows={sorted} id={({ name }) => name} />
     </Panel>
   );

@@ -221,7 +221,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(InfeasibleLimits, match="small has no row on the device alone"):
         request = CascadeRequest(changed=0.02, variants=("small", "large"))
         _ = planned(nowhere, LARGE, request=request).cascade
-    with pytest.raises(UsageError, match="answers to labelled samples"):
+    with pytest.raises(UsageError, match="answers to its samples"):
         _ = plan_family("birds@1", [SMALL, LARGE], LINKS, cascade=REQUEST).cascade
 
 

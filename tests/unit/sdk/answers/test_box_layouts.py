@@ -33,6 +33,8 @@ def made_outputs(layout: str) -> list[Tensor]:
         filler = np.array([0.0, 0.0, 0.99])
         scores = np.concatenate((SCORES, filler))
         return [boxes[None], np.concatenate((CLASSES, filler))[None], scores[None], np.array([2.0])]
+    if layout == "detections":
+        return [np.concatenate((CORNERS, SCORES[:, None], CLASSES[:, None]), axis=1)[None]]
     one_hot = np.zeros((2, 3))
     one_hot[np.arange(2), CLASSES] = SCORES
     if layout == "scores+boxes":
