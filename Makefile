@@ -10,11 +10,12 @@ DASHBOARD := $(shell find cloud_controller/dashboard -name node_modules -prune -
 demo: $(VENV)/.demo $(ASSETS)
 	$(BIN)/edgectl demo $(DEMO)
 
-# Tests run side by side: a thread of matrices for each worker, or they wait for each other.
+# Tests run side by side: a thread of matrices for each worker, or they wait for each other. They wait for processes a
+# third of their time, so there are more workers than processors; files of many short tests come last and fill the gaps.
 test: export OPENBLAS_NUM_THREADS ?= 1
 test: $(VENV)/.dev $(ASSETS)
 	@tools/dashboard test || [ $$? = 3 ]
-	$(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile $(TEST)
+	$(BIN)/python -m pytest -n $(or $(JOBS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))) --dist loadfile --no-loadscope-reorder $(TEST)
 
 # The agent on real arm64 programs, under qemu-user: installed from a flashed card, enrolled at a controller here, split on
 # onnxruntime and on LiteRT. Says what it fetches; a Debian root is made once and kept in out/arm64 (EDGESPLIT_ARM64_CACHE).

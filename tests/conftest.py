@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 SEED = "20261121"
 
+# Containers often set this, and then each of the thousand processes that the tests start compiles every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """The same examples in every run, so that what a change is judged by is the change; `make soak` hunts by a fresh
@@ -28,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["EDGESPLIT_SEED"] = SEED
     if os.environ["EDGESPLIT_SEED"] == SEED:
         settings.load_profile("the same")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays to the end, so that no garbage collection needs to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from edgesplit.process.start_up import imports_not_collected
+
 
 class LazyCommands(MutableMapping[str, click.Command]):
     """Commands by name, each the attribute of that name in a module of `edgesplit_cli.commands`, imported on first
@@ -24,7 +26,8 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
-            module = import_module(f"edgesplit_cli.commands.{self._modules[name]}")
+            with imports_not_collected():
+                module = import_module(f"edgesplit_cli.commands.{self._modules[name]}")
             self._loaded[name] = getattr(module, name)
         return self._loaded[name]
 

@@ -43,8 +43,10 @@ RUN = """
 import sys
 from pathlib import Path
 from edgesplit.errors import EdgeError
-from edgesplit_controller.settings import Settings
-from edgesplit_controller.app.main import run
+from edgesplit.process.start_up import imports_not_collected
+with imports_not_collected():
+    from edgesplit_controller.settings import Settings
+    from edgesplit_controller.app.main import run
 given = (a.split("=", 1) for a in sys.argv[2:])
 ports = dict(api_port=0, mqtt_port=0, offload_port=0, offload=False)
 ports |= {k: int(v) if v.isdigit() else v for k, v in given}

@@ -177,6 +177,16 @@ def frames(count: int) -> list[tuple[bytes, int]]:
     return [((DIGITS / "frames" / name).read_bytes(), labels[name]) for name in names]
 
 
+def write_frames(folder: Path, count: int) -> Path:
+    """A folder of held-out frames with their labels."""
+    folder.mkdir()
+    shown = frames(count)
+    for number, (jpeg, _) in enumerate(shown):
+        (folder / f"{number:03}.jpg").write_bytes(jpeg)
+    (folder / "labels.json").write_text(json.dumps({f"{n:03}.jpg": label for n, (_, label) in enumerate(shown)}))
+    return folder
+
+
 def frame_input(jpeg: bytes) -> dict[str, Any]:
     """A frame as the model's input."""
     return {FRAME: jpeg}

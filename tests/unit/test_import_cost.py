@@ -19,7 +19,8 @@ LOADS = [
     ("import edgesplit_partitioner.profiling.layers_child", ("scipy", "sqlalchemy")),
     ("import edgesplit_controller.model_registry.golden_child", ("scipy", "sqlalchemy", "fastapi")),
     ("import edgesplit_controller.app.offload_process", NOTHING_BIG),
-    ("import edgesplit_controller.app.main", ("scipy", "matplotlib")),
+    ("import edgesplit_controller.app.main", ("scipy", "matplotlib", "alembic", "boto3.session")),
+    ("import edgesplit.trust.verification", ("boto3.session", "botocore.session")),
 ]
 
 

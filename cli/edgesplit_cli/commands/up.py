@@ -13,6 +13,7 @@ import click
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.observability.log_format import FORMATS
+from edgesplit.process.start_up import imports_not_collected
 from edgesplit_cli.commands.dashboard import login_address
 from edgesplit_cli.kept_options import KEPT_META, KeepsOptions, Value, keep_given, shown
 from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, S3_URL, SIZE, format_address
@@ -107,7 +108,8 @@ def up(context: click.Context, /, **options: Any) -> None:
 
     The options are kept for the next start (`edgectl config` shows and changes them).
     """
-    from edgesplit_controller.app.main import run, write_external_broker
+    with imports_not_collected():
+        from edgesplit_controller.app.main import run, write_external_broker
 
     data: Path = context.obj
     settings = to_settings(data, options)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from edgesplit.errors import EdgeError
 from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent
-from edgesplit_controller.app.main import run
-from edgesplit_controller.app.processes import READY, decode_settings
+from edgesplit.process.start_up import imports_not_collected
+
+with imports_not_collected():
+    from edgesplit_controller.app.main import run
+    from edgesplit_controller.app.processes import READY, decode_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -489,7 +489,7 @@ def _https_config(app: FastAPI, credentials: Credentials, operators_ca: Path) ->
     """uvicorn's configuration."""
     # No proxy headers: the client is identified by its connection, never by a header.
     config = uvicorn.Config(
-        app, http=PeerAwareHttp, ssl_certfile=credentials.certificate_file, ssl_keyfile=credentials.key_file,
+        app, http=PeerAwareHttp, ws="none", ssl_certfile=credentials.certificate_file, ssl_keyfile=credentials.key_file,
         log_config=None, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
         lifespan="off", timeout_graceful_shutdown=3,
     )  # fmt: skip

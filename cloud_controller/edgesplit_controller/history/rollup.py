@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.orm import Session
 
 from edgesplit_controller.history.buckets import (
@@ -291,6 +291,8 @@ def _upsert(session: Session, table: type[DeviceBucketRow | ModelBucketRow]) -> 
     """Statement that inserts a bucket, or replaces the content of the stored one."""
     names, bucket_table = _KEY_COLUMNS[table], table.__table__
     if session.get_bind().dialect.name == POSTGRESQL:
+        from sqlalchemy.dialects import postgresql  # its drivers' modules are imported with it
+
         insert = postgresql.insert(bucket_table)  # type: ignore[arg-type]
         return insert.on_conflict_do_update(index_elements=names, set_={"content": insert.excluded.content})
     sqlite_insert = sqlite.insert(bucket_table)  # type: ignore[arg-type]

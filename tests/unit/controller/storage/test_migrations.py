@@ -8,13 +8,15 @@ import threading
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.fleet.removal import delete_device
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.schema import known_tables, migrate
+from edgesplit_controller.storage.migration_steps import known_steps
+from edgesplit_controller.storage.schema import STEPS_FOLDER, known_tables, migrate, newest_step, step_of
 from edgesplit_controller.storage.tables.core import (
     Deployment,
     Device,
@@ -216,6 +218,17 @@ def test_a_database_that_lacks_a_column_is_refused(database_url: str) -> None:
     engine.dispose()
     with pytest.raises(UsageError, match=r"models .* lacks bindings"):
         Database(database_url)
+
+
+def test_the_newest_step_is_the_end_of_all_steps(database_url: str) -> None:
+    """The step by which a start decides, without alembic, that nothing is to be done: the one that follows every other,
+    and at which alembic leaves a database."""
+    Database(database_url).close()
+    engine = create_engine(database_url)
+    with engine.connect() as connection:
+        assert step_of(connection) == newest_step() == MigrationContext.configure(connection).get_current_revision()
+    engine.dispose()
+    assert ScriptDirectory(str(STEPS_FOLDER)).get_heads() == [newest_step()] == [max(known_steps(STEPS_FOLDER))]
 
 
 def test_a_newer_database_is_refused_unchanged(database_url: str) -> None:
