@@ -66,6 +66,20 @@ class LazyGroup(click.Group):
         """List the commands in the help text."""
         click.Group(commands=self.outlines()).format_commands(ctx, formatter)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that `args` begin with; where there is none, the error names the groups that have one of that
+        name, as `model push` for `push`."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            groups = [name for name in self.commands if _has_command(self.commands[name], args[0])]
+            if not groups:
+                raise
+            meant = " or ".join(f"'{name} {args[0]}'" for name in sorted(groups))
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant}?", ctx) from error
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names of commands and options that begin like this."""
         commands = [
@@ -74,6 +88,10 @@ class LazyGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return commands + super(click.Group, self).shell_complete(ctx, incomplete)
+
+
+def _has_command(command: click.Command, name: str) -> bool:
+    return isinstance(command, click.Group) and name in command.commands
 
 
 def _docstrings(module: str) -> dict[str, str]:

@@ -110,6 +110,11 @@ def fine_ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.3f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, as in `1 device` and `2 devices`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def percent_text(fraction: float | None) -> str:
     """A fraction as a percentage; small ones in scientific notation."""
     if fraction is None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -19,6 +18,7 @@ from edgesplit.errors import UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit_cli.local.model import MAX_SAMPLES, file_labels, read_sample, read_samples, sample_files, write_npz
 from edgesplit_cli.progress import progress_text
+from edgesplit_cli.settings import segment
 
 MOST_IN_SET = 5_000
 """Samples of one set, as the controller bounds them."""
@@ -52,7 +52,7 @@ class SampleSource:
     @classmethod
     def of(cls, api: ControllerClient, reference: str) -> SampleSource:
         """Ask the controller for the model's input spec and inputs."""
-        model = api.get(f"/v1/models/{quote(reference)}")
+        model = api.get(f"/v1/models/{segment(reference)}")
         spec = msgspec.convert(model["input_spec"], InputSpec | None)
         return cls(reference, spec, tuple(tensor["name"] for tensor in model.get("inputs", ())))
 
@@ -99,7 +99,7 @@ def send_samples(
         samples += [sample for sample in source.read(location, MOST_IN_SET) if sample.sha256 not in sent]
     with progress_text(f"sending samples of {reference}", quiet=quiet):
         for batch in _batches(samples):
-            api.post(f"/v1/models/{quote(reference)}/samples", source.body(batch))
+            api.post(f"/v1/models/{segment(reference)}/samples", source.body(batch))
     return len(samples)
 
 
@@ -113,9 +113,9 @@ def send_sample_set(api: ControllerClient, reference: str, location: Path, *, qu
             digests += [sample.sha256 for sample in batch]
             if len(digests) > MOST_IN_SET:
                 raise UsageError(f"{location} has more than {MOST_IN_SET} samples: give fewer")
-            api.post(f"/v1/models/{quote(reference)}/samples", source.body(batch))
+            api.post(f"/v1/models/{segment(reference)}/samples", source.body(batch))
             report(f"{len(digests)} sent")
-    made: dict[str, Any] = api.post(f"/v1/models/{quote(reference)}/sample-sets", {"samples": digests})
+    made: dict[str, Any] = api.post(f"/v1/models/{segment(reference)}/sample-sets", {"samples": digests})
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 from click.core import ParameterSource
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 from edgesplit.controller_client.client import TIMEOUT_S, ControllerClient
 from edgesplit.controller_client.settings import credentials_file
 from edgesplit.errors import UsageError
+from edgesplit.terminal_text import printable
 
 SIGN_VARIABLE = "EDGESPLIT_SIGN_WITH"
 """URI of the release key, for `edgectl deploy` and `edgectl keys renew`."""
@@ -38,3 +40,11 @@ def chosen_credentials(data: Path, context: click.Context | None = None) -> Path
 def connect(data: Path, *, timeout_s: float = TIMEOUT_S) -> ControllerClient:
     """A client of the controller that this call addresses; it waits so long for the network at a time."""
     return ControllerClient.connect(data, chosen_credentials(data), timeout_s=timeout_s)
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path of the API, so that it cannot change what is called. UsageError for one that is
+    empty or has a slash, which no path can hold."""
+    if not name or "/" in name:
+        raise UsageError(f"{printable(name)[:80]!r} is no name: it is empty, or has a slash")
+    return quote(name, safe="")

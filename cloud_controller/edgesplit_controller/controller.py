@@ -18,7 +18,8 @@ import msgspec
 from cryptography import x509
 from sqlalchemy import select
 
-from edgesplit.errors import TrustError, UsageError
+from edgesplit.device_profile import list_profiles
+from edgesplit.errors import NotFound, TrustError, UsageError
 from edgesplit.identifiers import ModelRef
 from edgesplit.links import parse_host_and_port
 from edgesplit.plan import Link
@@ -264,6 +265,7 @@ class Controller:
     def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
         """Heavy. Measure a model's layers on this machine; with `codecs` also the effect of each lossy codec on the
         results for the model's samples."""
+        self._refuse_device(device_class)
         return self.planner.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
 
     def profile_from_device(self, reference: str, device: str) -> dict[str, Any]:
@@ -278,6 +280,7 @@ class Controller:
         """Heavy, if the model was not measured yet. The costs file of a model for a device class; where the options
         limit changed answers, with those on the tensors `confirm`."""
         model, options = self.registry.get(reference), options or PlanOptions()
+        self._refuse_device(device_class)
         costs = self.planner.costs(model, device_class, lossy=lossy or options.lossy, tiers=tiers, whole=True)
         if options.max_changed:
             costs = self.planner.with_changed_answers(model, costs, confirm, options)
@@ -292,6 +295,16 @@ class Controller:
         answers: dict[str, Any] = msgspec.to_builtins(self.planner.exit_answers(model, exit_output))
         return answers
 
+    def _refuse_device(self, device_class: str) -> None:
+        """UsageError where a device's name stands for that of its profile."""
+        if device_class in list_profiles():
+            return
+        try:
+            profile = self.devices.get(device_class).device_class
+        except (NotFound, Conflict):
+            return
+        raise UsageError(f"{device_class} is a device and no device profile; its profile is {profile}")
+
     # ---- plans and deployments --------------------------------------------------------------------------------
 
     def plan(self, reference: str, device_class: str, link: str, options: PlanOptions) -> dict[str, Any]:
@@ -299,6 +312,7 @@ class Controller:
         planned together where they are asked for."""
         model = self.registry.get(reference)
         check_for_model(model.ref, options)
+        self._refuse_device(device_class)
         return self.planner.describe(model, device_class, link, options)
 
     def deploy(

@@ -257,6 +257,16 @@ def find_free_port(address: str, taken: Sequence[int] = ()) -> int:
     raise UsageError(f"no free port found on {address}: {listen_problem(address, _PORT_RANGE[0])}")
 
 
+def is_own_address(address: str) -> bool:
+    """Whether programs on this machine can listen on this address."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
 def listen_problem(address: str, port: int) -> str:
     """Why a server cannot listen on this address and port now; empty if it can."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -276,6 +286,8 @@ def await_port(settings: Settings, name: str, timeout_s: float) -> None:
     """Wait until a port is free, as after a crash, while the child processes of the killed controller still end.
     UsageError if it is not free after `timeout_s` seconds."""
     port = getattr(settings, name)
+    if not is_own_address(settings.address):
+        raise UsageError(f"{settings.address} is no address of this machine: give --bind one that is")
     deadline = time.monotonic() + timeout_s
     while problem := listen_problem(settings.address, port):
         if time.monotonic() > deadline:

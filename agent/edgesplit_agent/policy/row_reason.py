@@ -114,8 +114,10 @@ def _causes(decision: Decision, conditions: Conditions, unix_s: float) -> str:
         return "nothing can be offloaded now"
     unheld = select_row(plan, context, decision.power_mode)
     if unheld is None or unheld.row.name != choice.row.name:
-        better = f", and {_place(decision, unheld.row)} is not clearly faster" if unheld is not None else ""
-        return f"kept from the request before{better}"
+        if unheld is None:
+            return "kept from the request before"
+        other = f"{_place(decision, unheld.row)}, {_ms_text(plans.latency_s(unheld.row, conditions))},"
+        return f"kept from the request before, and {other} is not clearly faster"
     changes = list(_changes(decision, conditions, unix_s))
     causes = [change for change in changes if _outcome_without(decision, change) != decision.outcome]
     objective = f"the plan's objective is {plan.objective}; " if plan.weights or plan.objective == ACCURACY else ""
@@ -185,7 +187,9 @@ def _differs(measured: float, planned: float) -> bool:
 def _predictions(decision: Decision, conditions: Conditions) -> str:
     """The prediction for the chosen row, and for the best row of the other kind: local, or one that offloads."""
     row, rows = decision.choice.row, decision.plan.rows
-    text = f"about {_ms_text(plans.latency_s(row, conditions))}"
+    # Where the device was chosen and another row only races it, the figure is the racing row's, which is named.
+    racing = f"{row.name} " if decision.choice.local_was_chosen else ""
+    text = f"{racing}about {_ms_text(plans.latency_s(row, conditions))}"
     other = plans.best_row((other for other in rows if other.is_local != row.is_local), conditions)
     if other is not None:
         name = other.name if other.device and not other.is_local else _place(decision, other)

@@ -19,7 +19,7 @@ from edgesplit.errors import UsageError
 from edgesplit.terminal_text import printable
 from edgesplit_cli.kept_options import keep_given, kept_text
 from edgesplit_cli.options.types import FILE, NEW_FILE, S3_URL
-from edgesplit_cli.output import json_option, print_result
+from edgesplit_cli.output import counted, json_option, print_result
 from edgesplit_cli.progress import BYTES, progress_bar
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE
 from edgesplit_cli.signing import ask_secret
@@ -173,7 +173,8 @@ def restore(
     print_result(
         result,
         as_json,
-        f"{data}: {restored.files} files and {restored.devices} devices as they were at {created:%Y-%m-%d %H:%M}",
+        f"{data}: {counted(restored.files, 'file')} and {counted(restored.devices, 'device')} as they were at"
+        f" {created:%Y-%m-%d %H:%M}",
         *([f"the previous folder is now {replaced}"] if replaced else []),
         "The owner's token is not in a backup: the next start makes a new one. All browser sessions have ended.",
         "Start it with `edgectl up`. Devices that received a newer statement keep it until you deploy to them.",

@@ -14,7 +14,7 @@ from edgesplit.quantities import format_size
 from edgesplit.release.bundle_format import BundleIndex
 from edgesplit_cli.options.kit import kit_options
 from edgesplit_cli.options.types import ANY_PATH, DURATION
-from edgesplit_cli.output import json_option, print_result
+from edgesplit_cli.output import counted, json_option, print_result
 from edgesplit_cli.progress import BYTES, progress_bar
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
@@ -73,7 +73,8 @@ def bundle(
 def _result_lines(to: Path, index: BundleIndex) -> list[str]:
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(index.valid_until))
     total = sum(release.bytes for release in index.releases)
-    text_lines = [f"{to}: {len(index.releases)} releases ({format_size(total)}) for {len(index.devices)} devices"]
+    devices = counted(len(index.devices), "device")
+    text_lines = [f"{to}: {counted(len(index.releases), 'release')} ({format_size(total)}) for {devices}"]
     text_lines += [
         f"  {release.model}  {release.release[:12]}  {format_size(release.bytes)}" for release in index.releases
     ]

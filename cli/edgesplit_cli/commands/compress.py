@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 
@@ -13,7 +12,7 @@ from edgesplit_cli.options.gate import GateOptions, gate_options
 from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.progress import controller_progress
 from edgesplit_cli.sample_upload import send_sample_set
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 
 LONG_CALL_S = 4_000.0
 """Longest silence of the controller in a compression, which it ends after 3,000 seconds."""
@@ -38,8 +37,8 @@ def compress(data: Path, reference: str, method: str, gate: GateOptions, as_json
     """
     samples, terms = gate.request()
     api = connect(data, timeout_s=LONG_CALL_S)
-    base = api.get(f"/v1/models/{quote(reference)}")
-    path = f"/v1/models/{quote(base['model'])}/compress"
+    base = api.get(f"/v1/models/{segment(reference)}")
+    path = f"/v1/models/{segment(base['model'])}/compress"
     chosen = send_sample_set(api, base["model"], samples, quiet=as_json)
     with controller_progress(api, path, f"compressing {base['model']}", quiet=as_json):
         stored = api.post(path, {**terms, "method": method, "samples": chosen["set"]})

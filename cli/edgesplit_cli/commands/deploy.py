@@ -27,7 +27,7 @@ from edgesplit_cli.options.rollout import (
     wait_option,
     yes_option,
 )
-from edgesplit_cli.output import console, json_option, print_json, print_result, table
+from edgesplit_cli.output import console, counted, json_option, print_json, print_result, table
 from edgesplit_cli.progress import controller_progress, progress_text
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import offline_lines
@@ -163,7 +163,7 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
 def device_lines(deployment: dict[str, Any]) -> list[str]:
     """The rollouts that a deployment takes devices over from, and its devices that are offline, as lines of text."""
     others = deployment["supersedes"]
-    lines = [f"  takes {other['devices']} devices over from rollout {other['rollout']}" for other in others]
+    lines = [f"  takes {counted(other['devices'], 'device')} over from rollout {other['rollout']}" for other in others]
     return [*lines, *offline_lines(deployment.get("offline", []))]
 
 

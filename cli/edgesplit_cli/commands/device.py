@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 from rich.text import Text
@@ -17,7 +16,7 @@ from edgesplit.terminal_text import printable
 from edgesplit_cli.options.completion import complete_devices, complete_profiles
 from edgesplit_cli.options.types import NEW_FILE
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 from edgesplit_cli.views.device import (
     COLUMNS,
     STATE_STYLE,
@@ -129,7 +128,7 @@ def list_devices(
 @click.pass_obj
 def show(data: Path, name: str, as_json: bool) -> None:
     """One device: identity, desired and reported state, its latest telemetry."""
-    record = connect(data).get(f"/v1/devices/{name}")
+    record = connect(data).get(f"/v1/devices/{segment(name)}")
     if as_json:
         print_json(record)
         return
@@ -141,6 +140,9 @@ def show(data: Path, name: str, as_json: bool) -> None:
     )
     for label, value in (record.get("labels") or {}).items():
         out.print(f"  {label}={value}")
+    if record["state"] == "claimed":
+        out.print("not enrolled yet: start its agent with the claim that was made for it")
+        return
     for condition in record.get("conditions") or []:
         out.print(condition_line(condition))
     if flooded := record.get("flooded"):
@@ -201,9 +203,10 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
     if out is not None:
         check_writable(out)
     api = connect(data)
-    requested = api.post(f"/v1/devices/{name}/logs")
+    path = f"/v1/devices/{segment(name)}/logs"
+    requested = api.post(path)
     until = time.monotonic() + wait_s
-    while (log := api.get(f"/v1/devices/{name}/logs/{requested['id']}"))["state"] in ("requested", "receiving"):
+    while (log := api.get(f"{path}/{requested['id']}"))["state"] in ("requested", "receiving"):
         if time.monotonic() >= until:
             raise LinkError(f"{name} has not answered within {wait_s} s; `edgectl device show {name}` says how it is")
         time.sleep(0.5)
@@ -232,9 +235,7 @@ def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> 
         )
     removed = {text[:-1]: None for text in labels if text.endswith("-") and "=" not in text}
     added = dict(parse_label(text) for text in labels if "=" in text or not text.endswith("-"))
-    updated = connect(data).patch(
-        f"/v1/devices/{quote(name, safe='')}", {"group": group, "labels": {**added, **removed}}
-    )
+    updated = connect(data).patch(f"/v1/devices/{segment(name)}", {"group": group, "labels": {**added, **removed}})
     labels_text = "  ".join(f"{key}={value}" for key, value in updated["labels"].items())
     click.echo(f"{name}: group {updated['group'] or '-'}  {labels_text}".rstrip())
 
@@ -247,7 +248,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
     """Revoke a device's right to connect."""
     if not yes:
         click.confirm(f"Revoke {name}? It will need a new claim.", abort=True)
-    connect(data).delete(f"/v1/devices/{name}")
+    connect(data).delete(f"/v1/devices/{segment(name)}")
     click.echo(
         f"{name} is revoked: its session ends now, and its certificate is not accepted again;"
         f" `edgectl device remove {name}` deletes what is stored of it"
@@ -264,7 +265,7 @@ def remove(data: Path, name: str, yes: bool, force: bool) -> None:
     if not yes:
         revoked_first = " It is revoked first if it is enrolled." if force else ""
         click.confirm(f"Remove {name}, and delete its history and logs?{revoked_first}", abort=True)
-    connect(data).delete(f"/v1/devices/{quote(name, safe='')}/record{'?force=true' if force else ''}")
+    connect(data).delete(f"/v1/devices/{segment(name)}/record{'?force=true' if force else ''}")
     click.echo(f"{name} is removed; its name can be claimed again")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
@@ -17,7 +16,7 @@ from edgesplit_cli.export_files import SERVICE_FILE, inference_service, triton_c
 from edgesplit_cli.options.completion import complete_models
 from edgesplit_cli.options.types import NEW_FOLDER, option_group
 from edgesplit_cli.output import json_option, print_result
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _write_halves(
     api: ControllerClient, request: ExportRequest, folder: Path
 ) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """Write the requested halves into `folder`; returns the release and the halves written."""
-    path = f"/v1/releases/{quote(request.model, safe='')}"
+    path = f"/v1/releases/{segment(request.model)}"
     release = api.get(f"{path}/remote-halves")
     halves = select_halves(release["halves"], request.device_class, request.row)
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -19,7 +18,7 @@ from edgesplit_cli.options.types import EXISTING_PATH, ParsedType
 from edgesplit_cli.output import console, json_option, print_json, table
 from edgesplit_cli.progress import controller_progress
 from edgesplit_cli.sample_upload import SampleSource
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 
 MOST_SAMPLES = 10_000
 COLUMNS = ("variant", "model", ">accuracy", ">at least (90 % sure)", ">right")
@@ -121,7 +120,7 @@ def list_(data: Path, as_json: bool) -> None:
 @click.pass_obj
 def show(data: Path, name: str, as_json: bool) -> None:
     """Show the variants of a family with their accuracies."""
-    _print(connect(data).get(f"/v1/families/{quote(name)}"), as_json)
+    _print(connect(data).get(f"/v1/families/{segment(name)}"), as_json)
 
 
 @family.command()
@@ -131,8 +130,8 @@ def show(data: Path, name: str, as_json: bool) -> None:
 def remove(data: Path, name: str, as_json: bool) -> None:
     """Remove a family, or one version of it, with its releases; its variants stay. Refused while it is in use."""
     api = connect(data)
-    api.get(f"/v1/families/{quote(name)}")  # a model is removed by `edgectl model remove`
-    removed: dict[str, Any] = api.delete(f"/v1/models/{quote(name)}")
+    api.get(f"/v1/families/{segment(name)}")  # a model is removed by `edgectl model remove`
+    removed: dict[str, Any] = api.delete(f"/v1/models/{segment(name)}")
     if as_json:
         print_json(removed)
         return

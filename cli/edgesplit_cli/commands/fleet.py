@@ -14,7 +14,7 @@ from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.terminal_text import printable
-from edgesplit_cli.output import console, json_option, percent_text, print_json, table
+from edgesplit_cli.output import console, counted, json_option, percent_text, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import STATE_STYLE, ago
 
@@ -72,7 +72,7 @@ def unhealthy_parts(parts: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 def states_text(devices: Mapping[str, Any]) -> Text:
     """Number of devices by state."""
-    parts: list[str | tuple[str, str]] = [(f"{devices['total']} devices", "bold")]
+    parts: list[str | tuple[str, str]] = [(counted(devices["total"], "device"), "bold")]
     for state, style in STATE_STYLE.items():
         if count := devices.get(state):
             parts += ["  ", (f"{count} {state}", style)]
@@ -92,7 +92,8 @@ def agents_text(fleet: Mapping[str, Any]) -> Text:
 
 def models_table(fleet: Mapping[str, Any]) -> Any:
     """By model: what runs, which cuts are in use, and the requests of the last minutes."""
-    rows = [line for model in fleet["models"] for line in _model_rows(model)]
+    shown = [model for model in fleet["models"] if model["releases"] or model["requests"] or model["failed"]]
+    rows = [line for model in shown for line in _model_rows(model)]
     minutes = f"requests in {fleet['lately_s'] / 60:.0f} min"
     return table(("model", "release", "state", ">devices", "cuts in use", f">{minutes}", ">failed", ">fallbacks"), rows)
 

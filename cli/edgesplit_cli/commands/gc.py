@@ -10,7 +10,7 @@ from rich.text import Text
 
 from edgesplit.quantities import format_duration, format_size
 from edgesplit_cli.options.types import DURATION
-from edgesplit_cli.output import console, json_option, print_result, table
+from edgesplit_cli.output import console, counted, json_option, print_result, table
 from edgesplit_cli.settings import connect
 
 
@@ -45,17 +45,17 @@ def _views(result: dict[str, Any]) -> list[Any]:
     if result["kept"] and result["dry_run"]:
         parts.append(table(("release", ">size", "why it stays"), map(_row, result["kept"]), title="stays"))
     parts.append(
-        f"{verb}: {_count(result['blobs'], 'blob')} of {format_size(result['blob_bytes'])},"
-        f" {_count(result['exported'], 'release')} of {format_size(result['exported_bytes'])} on the offload server,"
-        f" {_count(result['unlisted'], 'release')} in the signed lists, {_count(result['rollouts'], 'rollout')},"
-        f" {_count(result['proposals'], 'proposal')}"
+        f"{verb}: {counted(result['blobs'], 'blob')} of {format_size(result['blob_bytes'])},"
+        f" {counted(result['exported'], 'release')} of {format_size(result['exported_bytes'])} on the offload server,"
+        f" {counted(result['unlisted'], 'release')} in the signed lists, {counted(result['rollouts'], 'rollout')},"
+        f" {counted(result['proposals'], 'proposal')}"
     )
     if result["database_bytes"]:
         parts.append(f"the database is {format_size(result['database_bytes'])} smaller")
     if result["waiting"]:
         parts.append(
             f"unused, and kept until {format_duration(result['rules']['unused_s'])} after they were stored:"
-            f" {_count(result['waiting'], 'blob')} of {format_size(result['waiting_bytes'])}"
+            f" {counted(result['waiting'], 'blob')} of {format_size(result['waiting_bytes'])}"
         )
     return parts
 
@@ -64,7 +64,3 @@ def _row(fate: dict[str, Any]) -> tuple[str, str, str]:
     is_release = fate["name"] != fate["model"]
     name = f"{fate['model']}  {fate['name'][:16]}" if is_release else fate["name"]
     return name, format_size(fate["bytes"]), fate["reason"]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

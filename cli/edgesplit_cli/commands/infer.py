@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -30,7 +30,7 @@ from edgesplit_cli.local.model import read_tensors, write_npz
 from edgesplit_cli.options.completion import complete_devices, complete_models
 from edgesplit_cli.options.types import FILE, FRACTION, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 from edgesplit_cli.views.timeline import waterfall
 
 MAX_PRINTED = 12
@@ -135,7 +135,7 @@ def _find_agent(api: ControllerClient, device: str, via: str | None) -> str | No
     operator wants it otherwise."""
     if via == "controller":
         return None
-    url = str(api.get(f"/v1/devices/{quote(device, safe='')}").get("local_url") or "")
+    url = str(api.get(f"/v1/devices/{segment(device)}").get("local_url") or "")
     if _is_agent_of(device, url):
         return url
     if via == "direct":
@@ -163,7 +163,7 @@ def _ask_controller(
     quiet: bool,
 ) -> Answer:  # fmt: skip
     """The device's answer, through controller and broker; a terminal shows how far it is."""
-    inputs = read_inputs(source, model, lambda: api.get(f"/v1/models/{quote(model, safe='')}"))
+    inputs = read_inputs(source, model, lambda: api.get(f"/v1/models/{segment(model)}"))
     with console(quiet=quiet).status(Text(f"{device}: sending")) as status:
         response = api.infer(
             device, model, inputs, deadline_s=deadline_s, options=options,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -26,6 +25,7 @@ from edgesplit_cli.options.types import EXISTING_PATH
 from edgesplit_cli.output import (
     bold_head,
     console,
+    counted,
     fine_ms,
     json_option,
     ms,
@@ -36,7 +36,7 @@ from edgesplit_cli.output import (
 )
 from edgesplit_cli.progress import controller_progress, upload_bar
 from edgesplit_cli.sample_upload import send_sample_set, send_samples
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 
 CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
@@ -121,7 +121,8 @@ def push(
         ):
             stored = connect(data).upload("/v1/models", upload, total, on_progress, **query)
     outcome = "stored" if stored.get("created", True) else "already there, unchanged:"
-    text = f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers"
+    layers = counted(_count(stored["layers"]), "layer")
+    text = f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {layers}"
     warn_of_range(msgspec.convert(stored["input_spec"], InputSpec | None))
     ref = stored["model"] if variant_of is not None else name
     next_step = f"next: edgectl plan {ref} --device PROFILE --link wifi; edgectl deploy {ref} --to DEVICE --wait 60"
@@ -134,8 +135,8 @@ def _push_variant(
     """Send the samples and the file; returns the version that passed the gate."""
     samples, terms = gate.request()
     api = connect(data, timeout_s=LONG_CALL_S)
-    base = api.get(f"/v1/models/{quote(variant_of)}")["model"]
-    path = f"/v1/models/{quote(base)}/variants"
+    base = api.get(f"/v1/models/{segment(variant_of)}")["model"]
+    path = f"/v1/models/{segment(base)}/variants"
     chosen = send_sample_set(api, base, samples, quiet=quiet)["set"]
     with (
         _open_for_upload(file) as (upload, total),
@@ -207,7 +208,7 @@ def list_models(data: Path, as_json: bool) -> None:
 @click.pass_obj
 def show(data: Path, reference: str, as_json: bool) -> None:
     """One model: inputs, outputs, input spec and layers (names that `--partition LAYER` takes)."""
-    model_ = connect(data).get(f"/v1/models/{reference}")
+    model_ = connect(data).get(f"/v1/models/{segment(reference)}")
     head = bold_head(model_["model"], f"  sha256 {model_['sha256']}")
     rows = [
         (
@@ -238,9 +239,9 @@ def remove(data: Path, reference: str, as_json: bool) -> None:
     It is refused while a device runs it: `edgectl undeploy` ends that. Its files are deleted by `edgectl gc`. The
     number of a removed version is not used again.
     """
-    removed = connect(data).delete(f"/v1/models/{quote(reference, safe='@')}")
+    removed = connect(data).delete(f"/v1/models/{segment(reference)}")
     releases = len(removed["releases"])
-    with_releases = f" and {releases} release{'s' * (releases != 1)}" if releases else ""
+    with_releases = f" and {counted(releases, 'release')}" if releases else ""
     text = f"removed {', '.join(removed['models'])}{with_releases}; `edgectl gc` deletes the files"
     variants = removed.get("variants", ())
     stays = [f"{', '.join(variants)} stood in for it, and stay{'s' * (len(variants) == 1)}"] if variants else []
@@ -282,7 +283,7 @@ def profile(
 
     With --json it is a costs file, which `edgectl plan` reads.
     """
-    api, path = connect(data), f"/v1/models/{quote(reference)}/profile"
+    api, path = connect(data), f"/v1/models/{segment(reference)}/profile"
     if samples is not None:
         send_samples(api, reference, samples, every=every_sample, quiet=as_json)
     with controller_progress(api, path, f"profiling {reference} on {where}", quiet=as_json):

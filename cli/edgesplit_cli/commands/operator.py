@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
@@ -16,7 +15,7 @@ from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.login import expiry_text
 from edgesplit_cli.options.types import DURATION, NEW_FILE
 from edgesplit_cli.output import check_writable, json_option, print_result, table
-from edgesplit_cli.settings import chosen_credentials, connect
+from edgesplit_cli.settings import chosen_credentials, connect, segment
 
 ROLES = ("viewer", "operator", "admin")
 COLUMNS = ("operator", "role", "groups", "state", "expires", "seen")
@@ -81,7 +80,7 @@ def rotate(data: Path, name: str | None, expires: float | None, out: Path | None
         )
     file = out or own_file if name is None else _credentials_file(name, out)
     assert file is not None
-    path = "/v1/operator/token" if name is None else f"/v1/operators/{quote(name, safe='')}/rotate"
+    path = "/v1/operator/token" if name is None else f"/v1/operators/{segment(name)}/rotate"
     issued = _request_credentials(connect(data), path, {"expires_s": int(expires or 0)}, file)
     click.echo(f"{issued.operator}'s old credentials are void{expiry_text(issued.expires)}; the new ones are in {file}")
 
@@ -94,7 +93,7 @@ def revoke(data: Path, name: str, yes: bool) -> None:
     """Revoke NAME: token, certificate and sessions end now."""
     if not yes:
         click.confirm(f"Revoke the operator {name}?", abort=True)
-    connect(data).delete(f"/v1/operators/{quote(name, safe='')}")
+    connect(data).delete(f"/v1/operators/{segment(name)}")
     click.echo(f"{name} is revoked: its credentials are not accepted any more")
 
 

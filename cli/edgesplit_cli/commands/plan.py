@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -30,7 +29,7 @@ from edgesplit_cli.options.plan_limits import answer_option, build_limits, limit
 from edgesplit_cli.options.types import ACCURACY, EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.progress import controller_progress
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 from edgesplit_cli.views.plan import print_plan
 
 if TYPE_CHECKING:
@@ -193,8 +192,8 @@ def _variants_of(data: Path, what: str) -> dict[str, Any] | None:
     """The family of that name at the controller; None for a model or a file."""
     if is_file(what) or Path(what).is_file():
         return None
-    model: dict[str, Any] = connect(data).get(f"/v1/models/{quote(what)}")
-    return connect(data).get(f"/v1/families/{quote(what)}") if model.get("family") else None
+    model: dict[str, Any] = connect(data).get(f"/v1/models/{segment(what)}")
+    return connect(data).get(f"/v1/families/{segment(what)}") if model.get("family") else None
 
 
 def _plan_family(
@@ -241,7 +240,7 @@ def _cascade_arguments(data: Path, family: str, cascade: dict[str, Any]) -> dict
 
     request = msgspec.convert(cascade, CascadeRequest)
     check_request(request)
-    answers = connect(data).get(f"/v1/families/{quote(family)}/answers")
+    answers = connect(data).get(f"/v1/families/{segment(family)}/answers")
     return {"cascade": request, "answers": msgspec.convert(answers, FamilyAnswers)}
 
 
@@ -262,7 +261,7 @@ def _exit_arguments(
         raise UsageError(
             f"{source.what} is a costs file, without samples to compare an early exit's answers on: plan a model"
         )
-    api, path = connect(data), f"/v1/models/{quote(source.what)}/exit-answers"
+    api, path = connect(data), f"/v1/models/{segment(source.what)}/exit-answers"
     with controller_progress(api, path, f"comparing answers of {source.what}", quiet=source.quiet):
         answers = api.get(path, output=request.exit_output)
     return request, msgspec.convert(answers, FamilyAnswers)
@@ -318,7 +317,7 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
         "device": ANY_DEVICE if has_profile_file else source.device,
         "tier": (not has_profile_file and tiers) or None,
     }
-    api, path = connect(data), f"/v1/models/{quote(source.what)}/costs"
+    api, path = connect(data), f"/v1/models/{segment(source.what)}/costs"
     with controller_progress(api, path, f"planning {source.what}", quiet=source.quiet):
         answer = api.get(path, **query, lossy=source.lossy or None)
     costs = load_costs(answer)
@@ -339,7 +338,7 @@ def _with_changed_answers(data: Path, source: CostsSource, costs: Costs, tensors
         return count_changed_answers(model, costs, tensors, source.samples, source.answer, quiet=source.quiet)
     if source.what.endswith(".json") or Path(source.what).is_file():
         return costs
-    api, path = connect(data), f"/v1/models/{quote(source.what)}/costs"
+    api, path = connect(data), f"/v1/models/{segment(source.what)}/costs"
     with controller_progress(api, path, f"comparing answers of {source.what}", quiet=source.quiet):
         counted = api.get(
             path, device=ANY_DEVICE, max_changed=source.max_changed, confirm=list(tensors) or None,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 
 from edgesplit.quantities import format_duration
 from edgesplit_cli.output import json_option, print_result, table
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 
 
 @click.group()
@@ -40,7 +39,7 @@ def remove(data: Path, digest: str, as_json: bool) -> None:
 
     It is refused while a device runs it, or a rollout in progress may need it. Its files are deleted by `edgectl gc`.
     """
-    removed = connect(data).delete(f"/v1/releases/{quote(digest, safe='')}")
+    removed = connect(data).delete(f"/v1/releases/{segment(digest)}")
     names = ", ".join(name[:16] for name in removed["releases"])
     print_result(removed, as_json, f"removed release {names}; `edgectl gc` deletes its files")
 

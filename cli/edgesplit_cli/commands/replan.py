@@ -16,6 +16,7 @@ from edgesplit_cli.options.types import DURATION, FRACTION, POSITIVE
 from edgesplit_cli.output import (
     bold_head,
     console,
+    counted,
     json_option,
     ms,
     percent_text,
@@ -106,9 +107,8 @@ def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
 
 def print_drift(drift: Mapping[str, Any]) -> None:
     """Print the drift of one plan on one class of devices."""
-    details = (
-        f"  {drift['device_class']}  {len(drift['devices'])} devices, {drift['measured_devices']} of them measured"
-    )
+    devices = counted(len(drift["devices"]), "device")
+    details = f"  {drift['device_class']}  {devices}, {drift['measured_devices']} of them measured"
     basis = f", {drift['basis']}" if drift["basis"] not in (None, "measured") else ""
     console().print(bold_head(drift["model"], f"{details}{basis}  replan: {drift['policy']}"))
     rows = [

@@ -10,7 +10,7 @@ import click
 from edgesplit.errors import UsageError
 from edgesplit_cli.commands.deploy import device_lines, wait_for_rollout
 from edgesplit_cli.options.rollout import STAGING_NAMES, rollout_body, staging_options, wait_option
-from edgesplit_cli.output import console, json_option, print_json, print_result, table
+from edgesplit_cli.output import console, counted, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
 
 
@@ -46,7 +46,7 @@ def undeploy(
     if dry_run:
         rows = [(device["device"], device["state"], device["model"], device["release"][:16] or "not yet")
                 for device in undeployed["devices"]]  # fmt: skip
-        head = f"would be removed from {len(rows)} devices; nothing was changed"
+        head = f"would be removed from {counted(len(rows), 'device')}; nothing was changed"
         print_result(undeployed, as_json, table(("device", "state", "model", "release"), rows), head)
         return
     if not as_json:
@@ -56,7 +56,7 @@ def undeploy(
     if as_json:
         print_json(undeployed)
     elif wait_s:
-        click.echo(f"{undeployed['model']} is removed from {len(undeployed['devices'])} devices")
+        click.echo(f"{undeployed['model']} is removed from {counted(len(undeployed['devices']), 'device')}")
     else:
         click.echo(f"Rollout {undeployed['rollout']}: `edgectl rollout status --watch` follows it.")
 

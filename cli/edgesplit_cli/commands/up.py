@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import click
 
 from edgesplit.controller_client.client import ControllerClient
+from edgesplit.controller_client.credentials import is_known_host
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.observability.log_format import FORMATS
 from edgesplit.process.start_up import imports_not_collected
@@ -150,9 +152,20 @@ def _on_ready(data: Path, given: Mapping[str, Value], addresses: dict[str, Any])
     if kept:
         texts = ", ".join(f"{name} {shown(value)}" for name, value in sorted(kept.items()))
         click.echo(f"settings:   {texts} (kept for every start; `edgectl config` changes them)")
+    if unknown := [host for host in _hosts(addresses) if not is_known_host(host)]:
+        click.echo(
+            f"warning:    this machine finds no address for {', '.join(unknown)}: devices must, or they reach nothing"
+            " (`edgectl config` shows where it comes from)"
+        )
     for notice in addresses.get("notices", ()):
         click.echo(f"keys:       {notice}")
     click.echo("Ctrl-C stops it; everything is kept for the next start.")
+
+
+def _hosts(addresses: Mapping[str, Any]) -> list[str]:
+    """The names by which devices reach the controller, each once."""
+    urls = [addresses["api_url"], addresses.get("offload_url") or "", f"mqtts://{addresses.get('mqtt_host', '')}"]
+    return list(dict.fromkeys(host for url in urls if (host := urlsplit(url).hostname)))
 
 
 def _dashboard_line(data: Path, url: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import PCM16_BYTES, InputSpec, prepare, range_warning
-from edgesplit_cli.settings import connect
+from edgesplit_cli.settings import connect, segment
 
 if TYPE_CHECKING:  # these packages take a second to import, and most commands need neither
     from edgesplit_controller.model_registry.registry import LoadedModel
@@ -76,11 +75,11 @@ def open_model(data: Path, what: str, input_text: str | None = None, bindings: S
     if input_text or bindings:
         raise UsageError(f"{what} was pushed with its own input spec and bindings; --input and --bind are for files")
     api = connect(data)
-    registered = api.get(f"/v1/models/{quote(what)}")
+    registered = api.get(f"/v1/models/{segment(what)}")
     if registered.get("family"):
         variants = [variant["model"] for variant in registered["family"]["variants"]]
         raise UsageError(f"{registered['model']} is a family: name one of its variants, {' or '.join(variants)}")
-    raw = api.download(f"/v1/models/{quote(registered['model'])}/file")
+    raw = api.download(f"/v1/models/{segment(registered['model'])}/file")
     return LocalModel(registered["model"], load_model(raw, registered["input"] or "", registered["bindings"]))
 
 
@@ -181,8 +180,13 @@ def read_npz(file: Path) -> Mapping[str, Any]:
         with np.load(file, allow_pickle=False) as opened:
             return {name.removeprefix("in:"): opened[name] for name in opened.files if not name.startswith("out:")}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        reason = str(error).partition(". ")[0]
-        raise UsageError(f"{file} is not a valid .npz file of arrays: {reason}") from error
+        raise UsageError(f"{file} is not a valid .npz file of arrays: {_why_not_arrays(error)}") from error
+
+
+def _why_not_arrays(error: Exception) -> str:
+    """numpy takes every file without its own first bytes for a pickle, whatever it is."""
+    reason = str(error).partition(". ")[0]
+    return "its content is of another kind" if "pickled" in reason and "Object arrays" not in reason else reason
 
 
 def read_npy(file: Path) -> npt.NDArray[Any]:
@@ -190,7 +194,7 @@ def read_npy(file: Path) -> npt.NDArray[Any]:
     try:
         array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file} is not a valid .npy file of numbers: {str(error).partition('. ')[0]}") from error
+        raise UsageError(f"{file} is not a valid .npy file of numbers: {_why_not_arrays(error)}") from error
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{file} holds several arrays: name it .npz")
     return array

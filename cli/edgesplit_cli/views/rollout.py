@@ -15,7 +15,7 @@ from rich.text import Text
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.quantities import format_duration
 from edgesplit.terminal_text import printable
-from edgesplit_cli.output import console, table
+from edgesplit_cli.output import console, counted, table
 
 EXIT_CODES = {"finished": 0, "failed": 11, "aborted": 12, "rolled back": 13, "superseded": 14}
 """Exit code of a command that follows a rollout, by how the rollout ended."""
@@ -114,7 +114,7 @@ def _bar(stage: Mapping[str, Any], reached: int) -> Text:
     state_counts = ", ".join(f"{count} {state}" for state, count in states.items())
     waits = "  waits for approval" if stage["needs_approval"] else ""
     of_them = f" ({simulated_text(stage)})" if simulated_text(stage) else ""
-    return line.append(f"  {devices} device{'s' * (devices != 1)}{of_them}: {state_counts or 'none'}{waits}")
+    return line.append(f"  {counted(devices, 'device')}{of_them}: {state_counts or 'none'}{waits}")
 
 
 def simulated_text(counted: Mapping[str, Any]) -> str:
@@ -136,7 +136,7 @@ def _speed_text(rollout: Mapping[str, Any]) -> str:
     seconds = max(1.0, (rollout["ended"] or time.time()) - rollout["began"])
     limit = f" (at most {rollout['terms']['rate']})" if rollout["terms"]["rate"] else ""
     speed = f", {_rate_text(reached, seconds)}" if reached > 1 else ""
-    return f"assigned to {_devices(reached)} in {format_duration(seconds)}{speed}{limit}"
+    return f"assigned to {counted(reached, 'device')} in {format_duration(seconds)}{speed}{limit}"
 
 
 def _rate_text(devices: int, seconds: float) -> str:
@@ -147,16 +147,12 @@ def _rate_text(devices: int, seconds: float) -> str:
     return f"about {devices * 86_400.0 / seconds:.3g} a day"
 
 
-def _devices(count: int) -> str:
-    return f"{count} device{'s' * (count != 1)}"
-
-
 def progress_line(rollout: Mapping[str, Any]) -> str:
     """What a rollout does now, in one line."""
     states = rollout["states"]
     parts = [f"{states[state]} {text}" for state, text in PROGRESS_TEXTS if states.get(state)]
     doing = ", ".join(parts) or rollout["waits_for"] or rollout["state"]
-    return f"runs on {states['succeeded']} of {_devices(rollout['devices'])}; {printable(doing)}"
+    return f"runs on {states['succeeded']} of {counted(rollout['devices'], 'device')}; {printable(doing)}"
 
 
 def poll(api: ControllerClient, number: int, until: float, every_s: float = POLL_S) -> Iterator[dict[str, Any]]:

@@ -592,7 +592,8 @@ def _open_listener(address: str, port: int) -> socket.socket:
 def _addresses(settings: Settings) -> dict[str, Any]:
     """Content of `controller.json`."""
     return {
-        "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
+        "api_url": api_url(settings), "api_port": settings.api_port,
+        "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
         "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
         "blobs": settings.blobs, "pid": os.getpid(), "version": edgesplit.__version__,
         "retention": {name: getattr(settings, name) for name in RETENTION_FIELDS},

@@ -292,7 +292,7 @@ class Devices:
         """Revoke a device: delete its desired state, mark it as offline, revoke its certificates. Its name can be
         claimed again."""
         with self._database.write() as session:
-            visible = _device(session, name, self._groups)
+            visible = _device(session, name, self._groups, self._now())
             device = lock_device(session, name) or visible
             if device.revoked:
                 raise Conflict(
@@ -314,7 +314,7 @@ class Devices:
             if device is None:
                 self._remove_claims(session, name, now)
                 return Removal(name, was_enrolled=False, revoked_now=False)
-            _device(session, name, self._groups)
+            _device(session, name, self._groups, self._now())
             revoked_now = device.revoked is None
             if revoked_now and not force:
                 raise Conflict(
@@ -343,7 +343,7 @@ class Devices:
         """Move a device to another group (None: keep it), and set labels; a label with the value None is removed."""
         _check_labels(group or "", {key: value or "" for key, value in labels.items()})
         with self._database.write() as session:
-            visible = _device(session, name, self._groups)
+            visible = _device(session, name, self._groups, self._now())
             device = lock_device(session, name) or visible
             if group is not None and not self.is_visible(group):
                 raise PermissionDenied(
@@ -359,13 +359,8 @@ class Devices:
 
     def get(self, name: str) -> Device:
         """The device of this name; NotFound, with similar names, if it does not exist or is not visible."""
-        try:
-            with self._database.read() as session:
-                return _device(session, name, self._groups)
-        except NotFound as error:
-            if self.open_claim(name) is None:
-                raise
-            raise NotFound(_not_enrolled_text(name)) from error
+        with self._database.read() as session:
+            return _device(session, name, self._groups, self._now())
 
     def all(self) -> Sequence[Device]:
         """Every device that enrolled, including revoked ones, by name."""
@@ -383,7 +378,7 @@ class Devices:
         selected: dict[str, Device] = {}
         for target in selectors:
             if not_enrolled := sorted((target.names & claimed) - names):
-                raise Conflict(_not_enrolled_text(not_enrolled[0]))
+                raise _not_enrolled(not_enrolled[0])
             selected.update({device.name: device for device in _matching(target, enrolled)})
         return list(selected.values())
 
@@ -433,7 +428,7 @@ class Devices:
         """The newest telemetry of a device, ordered by the time of measurement, oldest first."""
         order = (TelemetryRow.at.desc(), TelemetryRow.id.desc())
         with self._database.read() as session:
-            _device(session, name, self._groups)
+            _device(session, name, self._groups, self._now())
             rows = select(TelemetryRow).where(TelemetryRow.device == name).order_by(*order).limit(newest)
             return [
                 {"at": row.at, "from_backlog": row.from_backlog, "dated": row.dated, **row.content}
@@ -595,16 +590,23 @@ def _rows_of_groups(table: type[Row], groups: frozenset[str] | None) -> Select[R
     return query if groups is None else query.where(table.group.in_(groups))
 
 
-def _device(session: Session, name: str, groups: frozenset[str] | None = None) -> Device:
-    """The device of this name. One that is not visible is reported as not existing."""
+def _not_enrolled(name: str) -> Conflict:
+    return Conflict(
+        f"{name} has not enrolled yet: start its agent with the claim that was made for it, or withdraw the claim"
+        f" (`edgectl device remove {name}`)"
+    )
+
+
+def _device(session: Session, name: str, groups: frozenset[str] | None, now: float) -> Device:
+    """The device of this name; Conflict where only a claim of it exists. One that is not visible is reported as not
+    existing."""
     device = session.get(Device, name)
     if device is None or (groups is not None and device.group not in groups):
+        open_claims = _rows_of_groups(ClaimRow, groups).where(ClaimRow.device == name, ClaimRow.is_open(now))
+        if session.scalars(open_claims).first() is not None:
+            raise _not_enrolled(name)
         raise not_found("device", name, (other.name for other in session.scalars(_rows_of_groups(Device, groups))))
     return device
-
-
-def _not_enrolled_text(name: str) -> str:
-    return f"{name} has not enrolled yet: start its agent with the claim that was made for it"
 
 
 def _on_birth(session: Session, device: Device, birth: messages.Birth, now: float) -> bool:

@@ -726,10 +726,11 @@ class PlanningService:
             row.content, row.taken = content, self._now()
 
 
-def measured_basis(load: MachineLoad | None) -> str:
-    """Text for `Costs.basis` of seconds that were measured on this machine."""
+def measured_basis(load: MachineLoad | None, remedy: str = "measured again when it is quiet") -> str:
+    """Text for `Costs.basis` of seconds that were measured on this machine; `remedy` says what comes after a busy
+    one."""
     busy = load is not None and load.is_busy
-    return "measured: on this machine" + (f", which was busy ({load}): measured again when it is quiet" if busy else "")
+    return "measured: on this machine" + (f", which was busy ({load}): {remedy}" if busy else "")
 
 
 def check_for_model(ref: str, options: PlanOptions) -> None:

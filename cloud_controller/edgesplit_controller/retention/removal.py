@@ -72,6 +72,10 @@ class Removal:
         with self._database.write() as session:
             digests = session.scalars(select(ReleaseRow.digest)).all()
             matching = [digest for digest in digests if len(prefix) >= SHORTEST_PREFIX and digest.startswith(prefix)]
+            if not matching and any(digest.startswith(prefix) for digest in digests):
+                raise UsageError(
+                    f"{prefix!r} is too short to remove a release by: write at least {SHORTEST_PREFIX} digits of it"
+                )
             if not matching:
                 raise not_found("release", prefix, (digest[:16] for digest in digests))
             if len(matching) > 1:

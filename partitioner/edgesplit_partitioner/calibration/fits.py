@@ -162,7 +162,7 @@ def fit_points(
         taken=today,
         run_s=float(f"{run_s:.4g}"),
         tensor_s=float(f"{tensor_s:.4g}"),
-        correction=round(whole.correction, 4),
+        correction=float(f"{whole.correction:.5g}"),
         cached_bytes=whole.cached_bytes,
         uncached_s_per_byte=float(f"{whole.uncached_s_per_byte:.4g}"),
         whole=Interval(

@@ -35,6 +35,8 @@ COVERAGE: Final = 0.9
 """Fraction of the residuals that an interval contains."""
 SIGNIFICANT_DIGITS: Final = 9
 """Significant digits of the numbers that a profile stores."""
+MAX_LOG_RATIO = 30.0
+"""Largest logarithm of measured over predicted seconds that a fit states."""
 LOG_SECONDS_RANGE: Final = (-45.0, 20.0)
 """Range of predicted logarithms of seconds; values are clipped to it. No operator takes a time outside it, but a
 hand-written profile may predict one."""
@@ -221,10 +223,11 @@ def _kernel(first: Matrix, second: Matrix, width: float) -> Matrix:
 
 
 def _quantiles(logs: Matrix) -> tuple[float, float]:
-    """Factors below and above which half of `1 - COVERAGE` of the values each lies."""
+    """Factors below and above which half of `1 - COVERAGE` of the values each lies; both above zero, however far apart
+    few points are, because a profile's readers refuse anything else."""
     outside = (1.0 - COVERAGE) / 2
-    low, high = np.quantile(logs, (outside, 1.0 - outside))
-    return round(math.exp(float(low)), 5), round(math.exp(float(high)), 5)
+    low, high = np.exp(np.clip(np.quantile(logs, (outside, 1.0 - outside)), -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return float(f"{low:.5g}"), float(f"{high:.5g}")
 
 
 def _rounded(values: Matrix) -> tuple[float, ...]:

@@ -111,9 +111,9 @@ def settled_model(
     message, data = archive.unpack(raw) if archive.is_archive(raw) else (raw[:], {})
     model = validate.read_model(message, data)
     validate.drop_initializer_inputs(model)
-    if validate.has_foreign_operators(model):
-        # Before lengths are asked for: no length makes an operator known.
-        optimise.check_operators(model, data)
+    if validate.has_foreign_operators(model) or validate.may_be_too_new(model):
+        # Before lengths are asked for: no length makes an operator known, or a file older.
+        optimise.check_runtime(model, data)
     lengths = validate.bind_values(model.graph, bindings or {})
     if len(lengths) < len(bindings or {}) and validate.has_branches(model.graph) and not data:
         model = optimise.fold_constants(

@@ -73,8 +73,9 @@ class DeclaredTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] | None
 
 
-class OperatorUnknown(ModelRefused):
-    """The model has an operator that onnxruntime does not have, or not for a CPU."""
+class RuntimeLacks(ModelRefused):
+    """onnxruntime cannot run the model whatever its shapes are: an operator that it does not have, or not for a CPU, or
+    a file newer than it reads."""
 
 
 class TaskResult(msgspec.Struct, frozen=True):
@@ -82,8 +83,8 @@ class TaskResult(msgspec.Struct, frozen=True):
 
     refused: str = ""
     """Why onnxruntime refuses the model; empty where it does not."""
-    unknown_operator: bool = False
-    """The refusal names an operator that onnxruntime does not have."""
+    whatever_shapes: bool = False
+    """The refusal is a `RuntimeLacks`: no shape of the inputs changes it."""
     declared: dict[str, DeclaredTensor] = {}
     """Declared type and shape of every tensor, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -117,14 +118,14 @@ def optimise(
     return optimised, resolve_types(optimised.graph, declared, trials), weights
 
 
-def check_operators(model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None) -> None:
-    """OperatorUnknown where onnxruntime does not have one of the model's operators. Whatever else it refuses here, as
-    a shape that is not settled yet, is left to `optimise`."""
+def check_runtime(model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None) -> None:
+    """RuntimeLacks where onnxruntime cannot run the model whatever its shapes are. Whatever else it refuses here, as a
+    shape that is not settled yet, is left to `optimise`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     try:
         fold_constants(copy, data)
-    except OperatorUnknown:
+    except RuntimeLacks:
         raise
     except ModelRefused:
         return
@@ -256,7 +257,7 @@ def _run_child(task: str, folder: Path, size: int) -> TaskResult:
     raw = run_child(CHILD, task, folder, limits=limits, limit_s=TIMEOUT_S, result=result, runtime=runtime)
     answer = msgspec.json.decode(raw, type=TaskResult)
     if answer.refused:
-        raise (OperatorUnknown if answer.unknown_operator else ModelRefused)(answer.refused)
+        raise (RuntimeLacks if answer.whatever_shapes else ModelRefused)(answer.refused)
     return answer
 
 
@@ -271,8 +272,8 @@ def main(arguments: list[str]) -> None:
     except MemoryError:
         answer = TaskResult(refused=out_of_memory())
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
-        unknown = operator_message(str(error))
-        answer = TaskResult(refused=unknown or refusal_message(str(error)), unknown_operator=bool(unknown))
+        lacking = operator_message(str(error)) or version_message(str(error))
+        answer = TaskResult(refused=lacking or refusal_message(str(error)), whatever_shapes=bool(lacking))
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(answer))
 
 

@@ -138,6 +138,13 @@ def drop_initializer_inputs(model: onnx.ModelProto) -> None:
     graph.input.extend(inputs_left)
 
 
+def may_be_too_new(model: onnx.ModelProto) -> bool:
+    """Whether the file is of the newest version that this onnx knows, or newer: onnxruntime may not read it yet."""
+    newest = onnx.defs.onnx_opset_version()
+    sets = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return model.ir_version >= onnx.IR_VERSION or any(version > newest for version in sets)
+
+
 def has_foreign_operators(model: onnx.ModelProto) -> bool:
     """Whether the model has operators that are in no ONNX operator set and that it does not define itself: those of
     other domains, of which onnxruntime has some."""

@@ -28,6 +28,8 @@ from edgesplit.oip.options import NONE, InferOptions, to_parameters
 
 ERROR_BY_STATUS: dict[int, type[EdgeError]] = {401: UsageError, 403: UsageError, 413: UsageError}
 """Error class by HTTP status, for error responses that name no kind."""
+URL_CHARACTERS = "/?#[]@!$&'()*+,;=:%~"
+"""What has a meaning in a URL (RFC 3986, section 2.2); anything else outside letters and digits is percent-encoded."""
 BLOCK = 1 << 20
 MAX_EVENT_BYTES = 2 * LIMITS.remote_inference_bytes
 """Longest line of an event: the largest answer as base64, and its JSON."""
@@ -210,7 +212,7 @@ class ControllerClient:
         try:
             all_headers = {"Authorization": f"Bearer {self._token}", **headers}
             try:
-                target = f"{path}?{query_string}" if query_string else path
+                target = quote(f"{path}?{query_string}" if query_string else path, safe=URL_CHARACTERS)
                 connection.request(method, target, body=body, headers=all_headers)
                 response = connection.getresponse()
                 error_body = response.read() if response.status >= 400 else b""

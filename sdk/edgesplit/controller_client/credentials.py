@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -102,7 +105,7 @@ def from_data_folder(folder: Path) -> Credentials:
     """The owner's credentials, from the data folder of a controller that runs on this machine. UsageError if none runs
     there."""
     try:
-        url = str(json.loads((folder / "controller.json").read_text())["api_url"])
+        url = _own_url(json.loads((folder / "controller.json").read_text()))
         keys = folder / "keys"
         return Credentials(
             url=url, operator="operator", token=(folder / "operator.token").read_text().strip(),
@@ -119,6 +122,23 @@ def from_data_folder(folder: Path) -> Credentials:
         raise UsageError(f"{error.filename} is not readable: run as the user who started the controller") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder / 'controller.json'} is damaged; restart `edgectl up`") from error
+
+
+def _own_url(addresses: Mapping[str, Any]) -> str:
+    """The API's URL as devices have it; where this machine does not know that name, the loopback address, if the
+    controller listens there."""
+    url, port = str(addresses["api_url"]), addresses.get("api_port")
+    if port is not None and addresses.get("bind") == "0.0.0.0" and not is_known_host(urlsplit(url).hostname or ""):
+        return f"https://127.0.0.1:{int(port)}"
+    return url
+
+
+def is_known_host(host: str) -> bool:
+    """Whether this machine finds an address for the name."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _in_memory(text: str) -> int:

@@ -51,3 +51,11 @@ def test_an_empty_group_has_help() -> None:
     with pytest.raises(KeyError):
         LazyCommands({})["nothing"]
     assert isinstance(LazyGroup("empty"), click.Group)
+
+
+def test_push_was_an_unknown_command_without_a_word_of_model_push() -> None:
+    """A command of a group that is given without the group; a typo still gets the nearest name."""
+    missing = CliRunner().invoke(cli, ["push", "x.onnx"])
+    assert missing.exit_code == 2 and "Did you mean 'agent push' or 'model push'?" in missing.output
+    typo = CliRunner().invoke(cli, ["modle", "push"])
+    assert typo.exit_code == 2 and "'model'" in typo.output

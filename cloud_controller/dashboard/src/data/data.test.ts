@@ -300,6 +300,14 @@ describe("a rollout", () => {
       "queued",
     ]);
   });
+
+  test("does not call a device failed that an operator rolled back", () => {
+    expect(shares({ "rolled back": 1 }).map((one) => one.title)).toEqual(["rolled back"]);
+    expect(shares({ "rolled back": 1, failed: 2, "timed out": 1 }).map((one) => [one.title, one.count])).toEqual([
+      ["failed", 3],
+      ["rolled back", 1],
+    ]);
+  });
 });
 
 describe("an undeployment's confirmation", () => {

@@ -127,7 +127,8 @@ export function failed(rollout: Rollout): number {
 export const SHARES: readonly { tone: string; title: string; states: readonly string[] }[] = [
   { tone: "good", title: "succeeded", states: ["succeeded"] },
   { tone: "busy", title: "in progress", states: ["assigned", "fetching", "trial"] },
-  { tone: "bad", title: "failed", states: ["failed", "timed out", "rolled back"] },
+  { tone: "bad", title: "failed", states: ["failed", "timed out"] },
+  { tone: "back", title: "rolled back", states: ["rolled back"] },
   { tone: "left", title: "left out", states: ["skipped", "superseded"] },
   { tone: "queued", title: "queued", states: ["queued"] },
 ];

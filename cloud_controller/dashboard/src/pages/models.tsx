@@ -15,7 +15,11 @@ export function ModelsPage() {
     <>
       <h1>Models</h1>
       {error && <Problem error={error} again={again} />}
-      <Table columns={COLUMNS} rows={data.toReversed()} id={(model) => model.model} />
+      <Table
+        columns={COLUMNS}
+        rows={data.toSorted((one, other) => other.created_at - one.created_at)}
+        id={(model) => model.model}
+      />
     </>
   );
 }

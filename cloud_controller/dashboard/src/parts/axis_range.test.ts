@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { aroundPoint, isolated, logarithmicRange, steps } from "./axis_range";
+import { aroundPoint, logarithmicRange, steps } from "./axis_range";
 
 test("a logarithmic axis without values does not look for ticks for ever", () => {
   expect(steps(0, 0)).toEqual([]);
@@ -16,11 +16,4 @@ test("ticks of a logarithmic axis are one, two and five of each power of ten", (
 
 test("a single report is in the middle of a minute", () => {
   expect(aroundPoint(100, 100)).toEqual([70, 130]);
-});
-
-test("a value with nothing beside it was invisible", () => {
-  expect(isolated([1, null, 2, 3, null, undefined, 4])).toEqual([0, 6]);
-  expect(isolated([null, 5, null])).toEqual([1]);
-  expect(isolated([5])).toEqual([0]);
-  expect(isolated([])).toEqual([]);
 });

@@ -1,4 +1,4 @@
-// Ranges and ticks of a chart's axes, and which values are drawn as points. No drawing.
+// Ranges and ticks of a chart's axes. No drawing.
 
 /** Least length of a time axis: a single report is no line from one end to the other. */
 export const LEAST_TIME_S = 60;
@@ -11,12 +11,6 @@ export function aroundPoint(low: number, high: number): [number, number] {
 /** The values with some space around; a range of its own where there are none, or none above nought. */
 export function logarithmicRange(low: number | null, high: number | null): [number, number] {
   return low === null || high === null || low <= 0 || !Number.isFinite(high) ? [1, 10] : [low / 1.15, high * 1.15];
-}
-
-/** Places of values without a value on either side. */
-export function isolated(values: ArrayLike<number | null | undefined>): number[] {
-  const has = (place: number) => values[place] !== null && values[place] !== undefined;
-  return Array.from(values, (_, place) => place).filter((place) => has(place) && !has(place - 1) && !has(place + 1));
 }
 
 /** One, two and five of each power of ten; none for a range that has no logarithm. */

@@ -3,7 +3,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { aroundPoint, isolated, LEAST_TIME_S, logarithmicRange, steps } from "./axis_range";
+import { NONE } from "../format";
+import { aroundPoint, LEAST_TIME_S, logarithmicRange, steps } from "./axis_range";
+import { loneValues } from "./lone_values";
 
 /** Least pixels beside a chart for its axis, so that charts below each other line up; and between a text and the chart. */
 const LEAST_AXIS = 58;
@@ -112,7 +114,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
   return {
     width,
     height: height ?? 180,
-    padding: [10, rightAxis === undefined ? 12 : 0, 0, 0],
+    padding: [10, rightAxis === undefined ? 18 : 0, 0, 0], // half of a time's text reaches over the right end
     legend: { live: true },
     focus: { alpha: 1 },
     cursor: { points: { size: 6 }, drag: { x: false, y: false } },
@@ -160,13 +162,13 @@ function series(props: { current: ChartProps }, line: Line, place: number): uPlo
     scale: line.scale ?? "y",
     stroke: colour(line.colour),
     width: line.width ?? 1.5,
-    // A line joins two values: one with nothing beside it would be invisible.
-    points: { show: true, size: 4, filter: (plot, index) => isolated(plot.data[index] ?? []) },
+    points: { show: false, size: 4, filter: (plot, drawn) => loneValues(plot.data[drawn] ?? []) },
     ...(line.dashed ? { dash: [5, 4] } : {}),
     ...(line.filled ? { fill: `${colour(line.colour)}${css("--fill")}` } : {}),
     ...(line.unlisted ? { class: "unlisted" } : {}),
     value: (_, value, __, index) => {
-      if (value === null || value === undefined || index === null) return "";
+      if (index === null) return "";
+      if (value === null || value === undefined) return NONE;
       const tooltip = props.current.lines[place]?.tooltip;
       return tooltip ? tooltip(index) : axis.format(value);
     },
@@ -226,9 +228,12 @@ function mark(plot: uPlot, point: ChartProps["point"]): void {
   pen.stroke();
   pen.fillStyle = colour("ink");
   pen.font = `600 ${11 * scale}px ${css("--font")}`;
-  const right = x < left + width * 0.7;
-  pen.textAlign = right ? "left" : "right";
-  pen.fillText(point.label, x + (right ? 9 : -9) * scale, Math.max(held - 8 * scale, top + 11 * scale));
+  const taken = pen.measureText(point.label).width;
+  const beside = x + taken + 9 * scale < left + width ? x + 9 * scale : x - taken - 9 * scale;
+  // where neither side has room for all of it, as on a phone, it crosses the line
+  const from = Math.max(left, Math.min(beside, left + width - taken));
+  pen.textAlign = "left";
+  pen.fillText(point.label, from, Math.max(held - 8 * scale, top + 11 * scale));
   pen.restore();
 }
 

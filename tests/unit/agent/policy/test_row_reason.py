@@ -9,7 +9,7 @@ from edgesplit.mqtt.telemetry import ROW_REASON_CHARS
 from edgesplit.plan import Link, Plan, Power, Row
 from edgesplit_agent.policy.link_estimator import LinkEstimate
 from edgesplit_agent.policy.row_reason import REFRESH_S, RowReasons, explain
-from edgesplit_agent.policy.row_selection import Decision, RowSelector, SelectionContext, select_row
+from edgesplit_agent.policy.row_selection import Decision, RowChoice, RowSelector, SelectionContext, select_row
 from edgesplit_agent.power.mode import PERFORMANCE, PowerMode
 
 LINK = Link(up_bytes_per_s=662_500, down_bytes_per_s=662_500, rtt_s=0.05)
@@ -82,6 +82,22 @@ def test_sentence_names_the_slowdown_that_sent_the_request_away() -> None:
 def test_sentence_names_the_inputs_that_decided(decision: Decision, sentence: str) -> None:
     """What was put back to the plan's value and changed the row is a cause; what did not change it is not named."""
     assert explain(decision, AT_1402).startswith(sentence)
+
+
+def test_sentence_names_the_row_of_each_figure() -> None:
+    """A race's figure stood without a name beside the device's own; a row that was kept, without that of the row that
+    is not clearly faster."""
+    context = SelectionContext(measured(), 100.0, may_race=False, may_hedge=False)
+    choice = RowChoice(REMOTE, early_s=0.0, local_was_chosen=True, why="to measure the link")
+    raced = Decision(PLAN, choice, context, PERFORMANCE, LAYERS)
+    assert explain(raced, AT_1402) == (
+        "this device, raced by the cloud: to measure the link (remote about 210 ms, this device 127 ms)"
+    )
+    kept = Decision(PLAN, RowChoice(REMOTE), context, PERFORMANCE, LAYERS)
+    assert explain(kept, AT_1402) == (
+        "the cloud: kept from the request before, and this device, 127 ms, is not clearly faster "
+        "(about 210 ms, this device 127 ms)"
+    )
 
 
 def test_sentence_is_bounded_whatever_the_layers_are_called() -> None:

@@ -39,7 +39,8 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
         (["cam"], "y\n", ["/v1/devices/cam/record"]),
         (["cam"], "n\n", []),
         (["cam"], "", []),
-        (["../x?force=true", "--yes"], "", ["/v1/devices/..%2Fx%3Fforce%3Dtrue/record"]),
+        (["x?force=true", "--yes"], "", ["/v1/devices/x%3Fforce%3Dtrue/record"]),
+        (["../x", "--yes"], "", []),
     ],
 )
 def test_a_device_is_removed_only_when_that_was_confirmed(
@@ -51,3 +52,12 @@ def test_a_device_is_removed_only_when_that_was_confirmed(
     assert (done.exit_code == 0) == bool(called), done.output
     assert ("its name can be claimed again" in done.output) == bool(called)
     assert ("delete its history and logs" in done.output) == ("--yes" not in arguments)
+
+
+def test_a_claimed_device_was_shown_as_an_empty_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is missing is said, and what to do; no figures of a device that never ran."""
+    claim = {"name": "cam", "state": "claimed", "device_class": "raspberrypi4", "link": "wifi", "models": []}
+    monkeypatch.setattr(device, "connect", lambda _data: type("Api", (), {"get": lambda _self, _path: claim})())
+    done = CliRunner().invoke(cli, ["--data", str(tmp_path), "device", "show", "cam"])
+    assert done.exit_code == 0 and "not enrolled yet: start its agent with the claim" in done.output
+    assert "p50" not in done.output and "session" not in done.output

@@ -66,7 +66,7 @@ def test_undeploy_asks_for_the_devices_that_are_named(controller: Controller) ->
     assert path == "/v1/undeployments" and body["targets"] == ["cam-1", "group=doors"]
     assert (body["rollout"]["stages"], body["rollout"]["rate"], body["rollout"]["gates"]) == (["10%"], "5/min", [])
     assert "digits is removed from cam-1, cam-2" in text and "told when they are back: cam-2" in text
-    assert "takes 1 devices over from rollout 5" in text and "Rollout 7" in text
+    assert "takes 1 device over from rollout 5" in text and "Rollout 7" in text
     printed("undeploy", "digits", "--all")
     assert controller.asked[-1][2]["targets"] == ["all"]
     assert "say from which devices" in printed("undeploy", "digits", code=1)
@@ -100,4 +100,4 @@ def test_removed_models_and_releases_are_named(controller: Controller) -> None:
     """With what deletes their files."""
     assert "removed digits@1 and 1 release; `edgectl gc`" in printed("model", "remove", "digits@1")
     assert "removed release cdcdcdcdcdcdcdcd; `edgectl gc`" in printed("release", "remove", "cdcdcdcd")
-    assert [path for _, path, _ in controller.asked] == ["/v1/models/digits@1", "/v1/releases/cdcdcdcd"]
+    assert [path for _, path, _ in controller.asked] == ["/v1/models/digits%401", "/v1/releases/cdcdcdcd"]

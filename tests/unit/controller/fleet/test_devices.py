@@ -439,8 +439,11 @@ def test_a_claimed_device_is_listed_before_it_enrols(bench: DevicesHarness) -> N
     assert bench.devices.open_claim("other") is None
     with pytest.raises(Conflict, match="cam has not enrolled yet"):
         bench.devices.select(["cam"])
-    with pytest.raises(NotFound, match="cam has not enrolled yet: start its agent"):
-        bench.devices.get("cam")
+    for about in (bench.devices.get, bench.devices.revoke, bench.devices.history):
+        with pytest.raises(Conflict, match=r"cam has not enrolled yet.*edgectl device remove cam"):
+            about("cam")
+    with pytest.raises(NotFound, match="no device 'cam'"):
+        bench.devices.scoped_to(frozenset({"shop"})).get("cam")
     bench.enrol("cam")
     assert bench.devices.open_claim("cam") is None
     assert [device.name for device in bench.devices.select(["cam"])] == ["cam"]

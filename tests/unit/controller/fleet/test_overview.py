@@ -12,7 +12,7 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, PowerState, Telemetry, TelemetryWindow
 from edgesplit.mqtt.telemetry import DeviceTime, MachineState
 from edgesplit.release.manifest import DesiredRelease, Signed, Statement
-from edgesplit_cli.commands.fleet import overview
+from edgesplit_cli.commands.fleet import models_table, overview
 from edgesplit_cli.output import console
 from edgesplit_cli.views.device import condition_line, health_line, model_lines, sequence_line
 from edgesplit_controller.fleet.conditions import NEAR_EXPIRY_S, UNRESPONSIVE_S
@@ -419,3 +419,13 @@ def test_release_health_is_printed_on_one_line() -> None:
     assert line.style == "yellow"
     bare = {"model": "m", "release": "r", "active_s": 1.0, "requests": 0, "failed": 0, "fallbacks": 0}
     assert health_line(bare).plain.strip() == "m r for 1 s: 0 requests, 0 failed, 0 fallbacks"
+
+
+def test_a_row_without_devices_and_requests_stood_first_in_the_overview() -> None:
+    """What reports of models that are no longer assigned are counted under is listed only where it was asked for."""
+    empty = {"releases": [], "cuts": [], "requests": 0, "failed": 0, "fallbacks": 0}
+    fleet = {"lately_s": 900.0, "models": [{"model": "(other)", **empty}, {"model": "gone", **empty, "requests": 7}]}
+    out = console()
+    with out.capture() as printed:
+        out.print(models_table(fleet))
+    assert "(other)" not in printed.get() and "gone" in printed.get()

@@ -96,6 +96,8 @@ def test_a_release_is_removed_by_the_begin_of_its_digest(world: RetentionHarness
     base, _ = world.release("conv")
     recut, _ = world.release("pool", recut=True)
     with pytest.raises(NotFound):
+        world.removal.remove_release("nothing")
+    with pytest.raises(UsageError, match="too short to remove a release by: write at least 8"):
         world.removal.remove_release(base[:7])
     assert set(world.removal.remove_release(base[:8])["releases"]) == {base, recut}
     assert world.releases() == []

@@ -127,3 +127,12 @@ def test_a_column_that_says_nothing_is_left_out() -> None:
     assert plain.seconds((8, 64, 64, 4)) == plain.seconds((8, 64, 64))
     learned = FamilyPredictor(stepped, (*NAMES, "out_split"))
     assert learned.seconds((8, 64, 64, 4)) / learned.seconds((8, 64, 64, 1)) == pytest.approx(4.0, rel=0.3)
+
+
+def test_calibrate_wrote_a_profile_that_no_command_read() -> None:
+    """Of few points that lie far apart, the low factor was rounded to zero, which every reader of a profile refuses."""
+    wild = fit_family("free", [()] * 6, [1e-12, 1e3, 1e-12, 1e3, 1e-12, 1e3])
+    assert 0.0 < wild.low < 1e-5 and math.isfinite(wild.high)
+    assert msgspec.convert(msgspec.to_builtins(wild), OperatorFit) == wild
+    low, high = residual_interval([-20.0, 20.0, -900.0, 900.0])
+    assert 0.0 < low < 1e-5 and 1e5 < high < math.inf

@@ -108,6 +108,15 @@ def test_a_custom_operator_was_named_only_after_a_binding(operator: str) -> None
     assert "--bind" not in str(refused.value)
 
 
+def test_a_file_that_is_too_new_was_refused_for_it_only_after_a_binding() -> None:
+    """As the operator above: which version is read, and how to lower it, comes before the lengths."""
+    model = onnx.load_model_from_string(one_node("Relu", shape=("batch", 2)))
+    model.ir_version = 99
+    with pytest.raises(ModelRefused, match="IR version 99 is too new") as refused:
+        prepare_model(model.SerializeToString())
+    assert "--bind" not in str(refused.value)
+
+
 def test_an_operator_of_onnxruntime_itself_still_asks_for_its_lengths() -> None:
     """An operator outside of ONNX's own sets is no reason to refuse a model: onnxruntime has some."""
     with pytest.raises(ModelRefused, match="--bind batch=1"):
