@@ -48,6 +48,7 @@ from edgesplit_controller.history.buckets import Span
 from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.model_registry.families import Families, VariantRequest, family_of, family_to_dict
 from edgesplit_controller.model_registry.family_answers import Truth
+from edgesplit_controller.model_registry.interface import NOTHING_SAID, InterfaceRequest, store_names, stored_names
 from edgesplit_controller.model_registry.registry import Registry, read_tensors, refuse_family
 from edgesplit_controller.model_registry.sample_sets import SampleSets
 from edgesplit_controller.model_registry.variants import GateRequest, StoredVariant, Variants
@@ -81,6 +82,7 @@ from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Event, Model
 from edgesplit_partitioner.compression.recipe import Method
+from edgesplit_partitioner.proposals import propose
 
 
 class Authority(Protocol):
@@ -187,11 +189,25 @@ class Controller:
 
     # ---- models -----------------------------------------------------------------------------------------------
 
-    def push_model(self, part: Path, name: str, input_text: str, bindings: Mapping[str, int]) -> dict[str, Any]:
-        """Heavy. Store a model file and return the model; `created` is false if the same file was stored before."""
+    def push_model(
+        self, part: Path, name: str, bindings: Mapping[str, int], interface: InterfaceRequest = NOTHING_SAID
+    ) -> dict[str, Any]:
+        """Heavy. Store a model file and return the model; `created` is false if the same file was stored before. With
+        nothing said of its input, `proposal` is what it most likely takes and gives."""
         known_ids = {model.id for model in self.registry.all()}
-        model = self.registry.push(part, name, input_text, bindings)
-        return {**model_to_dict(model), "created": model.id not in known_ids}
+        model = self.registry.push(part, name, bindings=bindings, interface=interface)
+        stored = {**model_to_dict(model), "created": model.id not in known_ids}
+        if model.input_text:
+            return stored
+        return {**stored, "proposal": msgspec.to_builtins(propose(self.registry.load(model).prepared))}
+
+    def store_class_names(self, names: Sequence[str]) -> dict[str, Any]:
+        """Store names of classes, which a push then refers to."""
+        return {"names": store_names(self.blobs, names)}
+
+    def class_names(self, digest: str) -> tuple[str, ...]:
+        """The names that were stored under this digest; none for an empty one."""
+        return stored_names(self.blobs, digest) if digest else ()
 
     def push_variant(
         self, part: Path, name: str, input_text: str, bindings: Mapping[str, int], variant_of: str,

@@ -1,9 +1,11 @@
 """Input specification: how encoded camera or microphone data becomes the model's first tensor. It is the first layer of
 the network and can run on any tier.
 
-Pictures: `image/jpeg WIDTHxHEIGHT [qQUALITY] [rgb|bgr|gray] [nchw|nhwc] [scale=S] [mean=A,B,C] [std=A,B,C] [uint8]`.
-WIDTHxHEIGHT is the size that the camera sends; the tensor's size comes from the model, and the picture is stretched to
-it (bilinear; the aspect ratio is not kept). value = (pixel * scale - mean) / std.
+Pictures: `image/jpeg WIDTHxHEIGHT [qQUALITY] [rgb|bgr|gray] [nchw|nhwc] [letterbox|letterbox-topleft|crop[=PART]]
+[pad=N] [scale=S] [mean=A,B,C] [std=A,B,C] [uint8|int8|fp16]`; `image/png` and `image/webp` alike. Raw frames of a
+camera: `image/raw WIDTHxHEIGHT rgb24|bgr24|gray8|yuyv|nv12|i420 …`. WIDTHxHEIGHT is the size that the camera sends; the
+tensor's size comes from the model, and the picture is stretched to it unless a word says otherwise
+(`edgesplit.picture_fit`). value = (pixel * scale - mean) / std; uint8 is the pixel, int8 the pixel less 128.
 
 Sound: `audio/pcm16 RATE [SAMPLES] [scale=S]`: one channel of signed 16-bit little-endian samples, for example
 `audio/pcm16 16k`. A frame consists of SAMPLES samples, by default as many as the model takes; value = sample * scale,
@@ -14,7 +16,6 @@ All tiers run this code, so a frame decodes to the same tensor wherever the cut 
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from functools import lru_cache
@@ -26,6 +27,8 @@ from edgesplit.errors import UsageError
 from edgesplit.lazy_import import lazy_import, np, npt
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.picture_fit import Fit, Placement, fit_picture, place
+from edgesplit.picture_formats import JPEG, PIXEL_FORMATS, PNG, RAW, WEBP, Pixels, decode_encoded, decode_raw, raw_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,7 +40,6 @@ FRAME = "frame"
 INPUT_LAYER = "input"
 """Name of the layer, and of the slice, that turns `frame` into the model's first tensor."""
 
-JPEG = "image/jpeg"
 PCM16 = "audio/pcm16"
 PCM16_BYTES = 2
 """Bytes per sample."""
@@ -45,28 +47,38 @@ PCM16_SCALE = 1 / 32768
 """Default scale: full scale becomes 1."""
 USUAL_MAGNITUDE = 16.0
 """Inputs beyond this are unusual: models are trained on values of the order of 1, normalised ones on a few."""
-_OTHER_FORMATS = ((b"\x89PNG", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP or WAV"), (b"BM", "BMP"), (b"II*\0", "TIFF"))
-"""First bytes of picture formats that are not decoded."""
+PICTURES = (JPEG, PNG, WEBP, RAW)
+USUAL_CROP = 0.875
+"""Part of a picture's shorter side that `crop` shows, where none is given."""
 
 _MODES: dict[str, str] = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 """Pillow mode by colour order."""
 
 
-class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Format of the incoming frames and how they are preprocessed."""
+class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Format of the incoming frames and how they are preprocessed. Defaults are not written, so that agents which do
+    not know a field refuse only the specs that use it."""
 
-    media: Literal["image/jpeg", "audio/pcm16"] = "image/jpeg"
+    media: Literal["image/jpeg", "image/png", "image/webp", "image/raw", "audio/pcm16"] = "image/jpeg"
     width: int = 0
     """Width of the transmitted frame in pixels."""
     height: int = 0
     quality: int = 85
-    """JPEG quality that the planner assumes for the frame's size where no samples are given."""
+    """Quality of JPEG or WebP that the planner assumes for the frame's size where no samples are given."""
+    pixels: Pixels = "rgb24"
+    """Pixel format of raw frames."""
+    fit: Fit = "stretch"
+    """How the picture is brought to the tensor's size."""
+    crop: float = 1.0
+    """Part of the picture that a crop shows, of its shorter side, above 0 and at most 1."""
+    pad: int = 114
+    """Value of the pixels beside a letterboxed picture, 0 to 255."""
     colour: Literal["rgb", "bgr", "gray"] = "rgb"
     layout: Literal["nchw", "nhwc"] = "nchw"
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    datatype: Literal["FP32", "UINT8"] = "FP32"
+    datatype: Literal["FP32", "FP16", "UINT8", "INT8"] = "FP32"
     tensor: str = ""
     """The model input that receives the decoded frame; filled in when the model is pushed."""
     tensor_width: int = 0
@@ -89,6 +101,15 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return 1 if self.colour == "gray" else 3
 
     @property
+    def is_float(self) -> bool:
+        """True if the tensor has the values that scale, mean and std make; False if it has the pixels."""
+        return self.datatype in ("FP32", "FP16")
+
+    def placement(self, width: int, height: int) -> Placement:
+        """Where a frame of so many pixels lies in the tensor."""
+        return place(self.fit, (width, height), (self.tensor_width, self.tensor_height), self.crop)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the preprocessed tensor, with a batch of one."""
         if self.is_sound:
@@ -100,26 +121,42 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def parse_input_spec(text: str) -> InputSpec:
     """Parse an input specification (grammar in the module's docstring); UsageError names the word that is wrong."""
     words = text.split()
-    if not words or words[0] not in (JPEG, PCM16):
+    if not words or words[0] not in (*PICTURES, PCM16):
         raise UsageError(
-            f"input spec {text[:80]!r}: it begins with {JPEG} or {PCM16},"
+            f"input spec {text[:80]!r}: it begins with {', '.join(PICTURES)} or {PCM16},"
             f" as in '{JPEG} 640x480 q85 rgb scale=1/255' or '{PCM16} 16k'"
         )
     fields: dict[str, object] = {"media": words[0]}
     if words[0] == PCM16:
         fields["scale"] = PCM16_SCALE
         fields.update(_sound_fields(words[1:], text))
-    for word in words[1:] if words[0] == JPEG else ():
+    for word in words[1:] if words[0] != PCM16 else ():
         parsed = _picture_field(word, text)
         if repeated := fields.keys() & parsed.keys():
             raise UsageError(f"input spec {text[:80]!r}: {word!r} repeats the {sorted(repeated)[0]}")
         fields.update(parsed)
-    if words[0] == JPEG and "width" not in fields:
-        raise UsageError(f"input spec {text[:80]!r}: the frame's size is missing, as in 640x480")
+    if words[0] != PCM16:
+        _check_picture(fields, text)
     try:
         return msgspec.convert(fields, InputSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"input spec {text[:80]!r}: {error}") from error
+
+
+def _check_picture(fields: dict[str, object], text: str) -> None:
+    """UsageError where words are missing, or do not belong together."""
+    if "width" not in fields:
+        raise UsageError(f"input spec {text[:80]!r}: the frame's size is missing, as in 640x480")
+    if (fields["media"] == RAW) != ("pixels" in fields):
+        wanted = "its pixel format is missing" if fields["media"] == RAW else "pixel formats are for image/raw"
+        raise UsageError(f"input spec {text[:80]!r}: {wanted}, as in '{RAW} 640x480 yuyv' ({', '.join(PIXEL_FORMATS)})")
+    if fields["media"] == RAW:
+        spec = msgspec.convert(fields, InputSpec)
+        raw_bytes(spec.pixels, spec.width, spec.height)
+    if "quality" in fields and fields["media"] not in (JPEG, WEBP):
+        raise UsageError(f"input spec {text[:80]!r}: {fields['media']} has no quality")
+    if "pad" in fields and not str(fields.get("fit", "")).startswith("letterbox"):
+        raise UsageError(f"input spec {text[:80]!r}: pad= goes with letterbox")
 
 
 def _sound_fields(words: list[str], text: str) -> dict[str, object]:
@@ -152,8 +189,18 @@ def _picture_field(word: str, text: str) -> dict[str, object]:
         return {"colour": word}
     elif word in ("nchw", "nhwc"):
         return {"layout": word}
-    elif word == "uint8":
-        return {"datatype": "UINT8"}
+    elif word in ("uint8", "int8", "fp16"):
+        return {"datatype": word.upper()}
+    elif word in PIXEL_FORMATS:
+        return {"pixels": word}
+    elif word in ("letterbox", "letterbox-topleft"):
+        return {"fit": word}
+    elif word == "crop" or word.startswith("crop="):
+        part = _parse_number(word.removeprefix("crop="), text) if "=" in word else USUAL_CROP
+        if 0.0 < part <= 1.0:
+            return {"fit": "crop", "crop": part}
+    elif (padding := re.fullmatch(r"pad=(\d{1,3})", word)) and int(padding[1]) <= 255:
+        return {"pad": int(padding[1])}
     elif pair := re.fullmatch(r"(scale|mean|std)=(.+)", word):
         if pair[1] == "scale":
             return {"scale": _parse_scale(pair[2], text)}
@@ -182,35 +229,28 @@ def _parse_scale(part: str, text: str) -> float:
 
 def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
     """Decode and preprocess one frame: the first tensor, of shape `spec.shape`. UsageError where the bytes are not a
-    JPEG of bounded size, or not the specified amount of sound."""
+    picture of the spec's format and of bounded size, or not the specified amount of sound."""
     if len(frame) > LIMITS.frame_bytes:
         raise UsageError(f"frame of {len(frame)} bytes, at most {LIMITS.frame_bytes}")
     if spec.is_sound:
         return _decode_sound(spec, frame)
-    try:
-        with Image.open(io.BytesIO(frame), formats=("JPEG",)) as picture:
-            if picture.width * picture.height > LIMITS.frame_pixels:
-                raise UsageError(f"frame of {picture.width}x{picture.height} pixels is too large")
-            pixels = picture.convert(_MODES[spec.colour])
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError(_not_a_jpeg(bytes(frame[:4]))) from error
-    if pixels.size != (spec.tensor_width, spec.tensor_height):
-        pixels = pixels.resize((spec.tensor_width, spec.tensor_height), Image.Resampling.BILINEAR)
-    return _normalise(spec, np.asarray(pixels))
+    picture = decode_picture(spec, frame)
+    fitted = fit_picture(picture, spec.fit, (spec.tensor_width, spec.tensor_height), spec.crop, spec.pad)
+    return _normalise(spec, np.asarray(fitted))
 
 
-def _not_a_jpeg(head: bytes) -> str:
-    """Why a frame that begins with these bytes is refused."""
-    for magic, name in _OTHER_FORMATS:
-        if head.startswith(magic):
-            return f"the frame is a {name} file; only JPEG is decoded: convert it"
-    return "the frame is not a whole JPEG"
+def decode_picture(spec: InputSpec, frame: bytes | memoryview) -> Image.Image:
+    """The picture in a frame, at its own size: RGB, or grey where the model takes grey."""
+    mode = _MODES[spec.colour]
+    if spec.media != RAW:
+        return decode_encoded(spec.media, frame, mode)
+    return Image.fromarray(decode_raw(spec.pixels, spec.width, spec.height, frame)).convert(mode)
 
 
 def range_warning(spec: InputSpec) -> str:
     """A warning where the values that the spec makes of frames are unusual for a model, as with `scale=255`; else
     empty."""
-    if spec.datatype == "UINT8":
+    if not spec.is_float:
         return ""
     raw = (-1 / PCM16_SCALE, 1 / PCM16_SCALE) if spec.is_sound else (0.0, 255.0)
     ends = [
@@ -241,15 +281,18 @@ def _normalise(spec: InputSpec, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np
     planes = pixels.reshape(spec.tensor_height, spec.tensor_width, spec.channels)
     if spec.colour == "bgr":
         planes = planes[:, :, ::-1]
-    if spec.datatype == "UINT8":
+    if not spec.is_float:
         values: npt.NDArray[np.generic] = planes.transpose(2, 0, 1) if spec.layout == "nchw" else planes
-        return np.ascontiguousarray(values[None])
-    out = np.empty(spec.shape, np.float32)
+        whole = np.ascontiguousarray(values[None])
+        return whole if spec.datatype == "UINT8" else (whole ^ np.uint8(0x80)).view(np.int8)
+    dtype = np.dtype(np.float32 if spec.datatype == "FP32" else np.float16)
+    out = np.empty(spec.shape, dtype)
     for channel, table in enumerate(_lookup_tables(spec)):
+        of_type = table.astype(dtype, copy=False)
         if spec.layout == "nchw":
-            np.take(table, planes[:, :, channel], out=out[0, channel], mode="clip")
+            np.take(of_type, planes[:, :, channel], out=out[0, channel], mode="clip")
         else:
-            out[0, :, :, channel] = table[planes[:, :, channel]]
+            out[0, :, :, channel] = of_type[planes[:, :, channel]]
     return out
 
 

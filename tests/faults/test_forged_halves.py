@@ -276,7 +276,7 @@ def test_a_devices_own_claims_change_no_plan(tmp_path: Path) -> None:
         controller, delivery = assembled(tmp_path, authority, stack)
         part = controller.blobs.incoming_file()
         part.write_bytes(a_model())
-        controller.push_model(part, "small", "", {})
+        controller.push_model(part, "small", {})
         token, _ = controller.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
         csr = certificate_request(load_or_make_key(tmp_path / "key"), "cam")
         controller.devices.enrol(token, csr, authority.sign_request)

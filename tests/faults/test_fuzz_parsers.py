@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgesplit import input_spec
+from edgesplit.client.model_interface import decode_interface
 from edgesplit.crypto import key_wrapping
 from edgesplit.device_profile import parse_profile
 from edgesplit.errors import EdgeError
 from edgesplit.http1.content_coding import decode_body
+from edgesplit.http1.response import Reply
 from edgesplit.identifiers import ModelRef, device_name, sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.links import parse_link
@@ -128,6 +130,10 @@ def picture(kind: str, width: int = 24, height: int = 16) -> bytes:
 
 CAMERA = msgspec.structs.replace(
     input_spec.parse_input_spec("image/jpeg 24x16 rgb scale=1/255"), tensor="x", tensor_width=8, tensor_height=8
+)
+PNG_CAMERA, WEBP_CAMERA, RAW_CAMERA = (
+    msgspec.structs.replace(input_spec.parse_input_spec(spec), tensor="x", tensor_width=8, tensor_height=8)
+    for spec in ("image/png 24x16 letterbox", "image/webp 24x16 crop", "image/raw 24x16 nv12 int8")
 )
 MICROPHONE = msgspec.structs.replace(input_spec.parse_input_spec("audio/pcm16 16k 32"), tensor="x")
 SPECS = (TensorSpec("h", "FP32", (2, 3)),)
@@ -325,10 +331,19 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "deflate body": Parser(lambda raw: decode_body(raw, "deflate"), [zlib.compress(plain)]),
         "picture": Parser(lambda raw: input_spec.prepare(CAMERA, raw), [
             picture("JPEG"), picture("PNG"), picture("BMP"), picture("GIF")], 600 * MIB),
+        "png picture": Parser(lambda raw: input_spec.prepare(PNG_CAMERA, raw), [picture("PNG")], 600 * MIB),
+        "webp picture": Parser(lambda raw: input_spec.prepare(WEBP_CAMERA, raw), [picture("WEBP")], 600 * MIB),
+        "raw picture": Parser(lambda raw: input_spec.prepare(RAW_CAMERA, raw), [b"\x01\x80" * 288]),
+        "model interface": Parser(
+            lambda raw: decode_interface("/v2/models/m", Reply(200, {}, raw)),
+            [b'{"inputs": [{"name": "frame"}], "edgesplit": {"input_spec": {"width": 8, "height": 8}, "output_kind":'
+             b' {"kind": "boxes", "outputs": ["y"], "layout": "yolox", "threshold": 0.3, "names": ["cat"]}}}'],
+        ),
         "sound": Parser(lambda raw: input_spec.prepare(MICROPHONE, raw), [b"\x01\x02" * 32]),
         "tensors in an npz": Parser(read_tensors, [npz()], 64 * MIB),
         "input spec": text(
-            input_spec.parse_input_spec, "image/jpeg 24x16 q85 rgb scale=1/255 mean=0.5", "audio/pcm16 16k 32"
+            input_spec.parse_input_spec, "image/jpeg 24x16 q85 rgb scale=1/255 mean=0.5", "audio/pcm16 16k 32",
+            "image/raw 24x16 nv12 letterbox pad=3 int8", "image/png 24x16 crop=0.9 fp16"
         ),
         # PyYAML takes a second for the deepest nests, and a minute where memory is traced.
         "device profile": replace(

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgesplit.client.request import Answer
+from edgesplit.client.answer import Answer
 from edgesplit.errors import LinkError, TrustError
 from edgesplit.http1.server import Server, json_response
 from edgesplit.mqtt import messages

@@ -40,8 +40,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
         "atomic_files audit_chain backoff concurrency errors file_hash lazy_import limits missing_packages "
         "msgspec_warmup socket_send terminal_text",
-        "cascade decoding",
-        "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
+        "cascade decoding picture_fit picture_formats",
+        "bandwidth_trace foreign_server http1 identifiers input_spec mqtt output_kind plan process quantities",
         "variant_choice",
         "link_emulation links observability release testing",
         "answers crypto oip",
@@ -53,7 +53,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     PARTITIONER: (
         "arrays bounds ir sandbox",
         "algorithms onnx_format slicing tflite_format",
-        "edgetpu family_slicing model_loader",
+        "edgetpu family_slicing model_loader proposals",
         "costs",
         "formulation profiling",
         "calibration compression milp split_check",

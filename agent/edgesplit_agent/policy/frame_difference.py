@@ -1,6 +1,6 @@
 """How much two frames of a stream differ, cheaply: from thumbnails in grey, compared tile by tile.
 
-A picture is decoded at an eighth of its size where that is enough, which needs the DC coefficients of its luma only.
+A JPEG is decoded at an eighth of its size where that is enough, which needs the DC coefficients of its luma only.
 The difference of two frames is the mean absolute difference of the tile that differs most: a small thing that moves is
 not averaged away by a background that stands still, and a sensor's noise is averaged within each tile. It is a part of
 full scale for pictures and whole numbers, and of the first frame's own range for other tensors.
@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME, InputSpec
 from edgesplit.lazy_import import Tensor, lazy_import, np
 from edgesplit.limits import LIMITS
+from edgesplit.picture_formats import JPEG, RAW, decode_encoded, luma_of_raw
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -55,7 +57,7 @@ def thumbnail(inputs: Mapping[str, Tensor], spec: InputSpec | None) -> Thumbnail
     rest = _digest({other: values for other, values in inputs.items() if other != name})
     values = np.asarray(inputs[name])
     if spec is not None:
-        grey = _decoded(values.tobytes())
+        grey = _decoded(values.tobytes(), spec)
         return Thumbnail(_averaged(grey, SIDE), 1.0, rest) if grey is not None else None
     if values.dtype.kind not in "biuf" or not values.size:
         return None
@@ -77,17 +79,22 @@ def difference(reference: Thumbnail, frame: Thumbnail) -> float:
     return float(tiles.max()) / reference.span
 
 
-def _decoded(jpeg: bytes) -> Tensor | None:
+def _decoded(frame: bytes, spec: InputSpec) -> Tensor | None:
     """Luma of a picture as parts of full scale, no larger than needed."""
-    if len(jpeg) > LIMITS.frame_bytes:
+    if len(frame) > LIMITS.frame_bytes:
         return None
     try:
-        with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as picture:
+        if spec.media == RAW:
+            luma = luma_of_raw(spec.pixels, spec.width, spec.height, frame)
+            return luma.astype(np.float32) / np.float32(255)
+        if spec.media != JPEG:
+            return np.asarray(decode_encoded(spec.media, frame, "L"), np.float32) / np.float32(255)
+        with Image.open(io.BytesIO(frame), formats=("JPEG",)) as picture:
             if picture.width * picture.height > LIMITS.frame_pixels:
                 return None
             picture.draft("L", (SIDE, SIDE))
             return np.asarray(picture.convert("L"), np.float32) / np.float32(255)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, UsageError):
         return None
 
 

@@ -38,6 +38,7 @@ from edgesplit.oip.options import from_parameters
 from edgesplit.oip.report import Report, to_parameters
 from edgesplit.oip_server.statistics import ModelStatistics
 from edgesplit.oip_server.triton_extensions import EXTENSIONS, TritonExtensions
+from edgesplit.release.manifest import Manifest
 from edgesplit.shared_memory.regions import Regions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.engine import DEADLINE_S, Engine, find_release
@@ -164,7 +165,9 @@ class Endpoint:
             return json_response(200, {"model_stats": [self._up_to_date_statistics().to_dict(model, release.version)]})
         if rest:
             raise NotFound(f"no such path: {request.path[:200]}")
-        return json_response(200, oip.model_metadata(model, [release.version], release.inputs, release.outputs))
+        interface = _interface(release.manifest)
+        metadata = oip.model_metadata(model, [release.version], release.inputs, release.outputs, interface)
+        return json_response(200, metadata)
 
     def _handle_fixed_path(self, request: Request) -> Response | None:
         """Handle paths without a model; None if there is no such path."""
@@ -267,3 +270,9 @@ def statistics_parts(report: Report, duration_s: float) -> dict[str, float]:
     input_s = min(report.encode_s, whole_s)
     infer_s = min(report.device_s + report.link_s + report.remote_s, whole_s - input_s)
     return {"queue": whole_s - input_s - infer_s, "compute_input": input_s, "compute_infer": infer_s}
+
+
+def _interface(manifest: Manifest) -> dict[str, Any]:
+    """A model's input spec and output kind, as `edgesplit.client.model_interface` reads them; empty without either."""
+    parts = {"input_spec": manifest.input_spec, "output_kind": manifest.output_kind or None}
+    return {name: msgspec.to_builtins(part) for name, part in parts.items() if part is not None}

@@ -21,7 +21,7 @@ from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.local.model import warn_of_range
 from edgesplit_cli.options.completion import complete_devices, complete_models, complete_profiles
 from edgesplit_cli.options.gate import GateOptions, gate_options
-from edgesplit_cli.options.types import EXISTING_PATH
+from edgesplit_cli.options.types import EXISTING_PATH, FILE
 from edgesplit_cli.output import (
     bold_head,
     console,
@@ -37,6 +37,7 @@ from edgesplit_cli.output import (
 from edgesplit_cli.progress import controller_progress, upload_bar
 from edgesplit_cli.sample_upload import send_sample_set, send_samples
 from edgesplit_cli.settings import connect, segment
+from edgesplit_cli.views.model_interface import interface_lines, proposal_lines
 
 CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
@@ -63,8 +64,18 @@ for command in (compress, drift, replan_policy):
     "input_spec",
     metavar="SPEC",
     help="What arrives: pictures as in 'image/jpeg 640x480 rgb nchw scale=1/255', or sound as in 'audio/pcm16 16k'"
-    " (grammar above). Without it the model takes tensors.",
+    " (grammar above); auto: as is proposed. Without it the model takes tensors.",
 )
+@click.option(
+    "--preset", type=click.Choice(("imagenet", "yolo", "coco-ssd")),
+    help="In place of --input and --output: those of models trained so. YOLO's generation is told by the outputs.",
+)  # fmt: skip
+@click.option(
+    "--output", "output_kind", metavar="KIND",
+    help="What the outputs are: labels[:OUTPUT], boxes:LAYOUT[:THRESHOLD[:OVERLAP]], mask[:OUTPUT] or"
+    " embedding[:OUTPUT]; auto: as is proposed; none: just tensors. With --preset and --input auto it is proposed.",
+)  # fmt: skip
+@click.option("--labels", type=FILE, help="Names of the classes, one in a line, by index.")
 @click.option(
     "--bind", "bindings", multiple=True, metavar="DIM=N",
     help="Fix a dynamic dimension, as in batch=1, or the value of an input that is one whole number, as in sr=16000.",
@@ -80,24 +91,35 @@ for command in (compress, drift, replan_policy):
 @json_option
 @click.pass_obj
 def push(
-    data: Path, file: Path, name: str | None, input_spec: str | None, bindings: tuple[str, ...], variant_of: str | None,
-    gate: GateOptions, as_json: bool,
+    data: Path, file: Path, name: str | None, input_spec: str | None, preset: str | None, output_kind: str | None,
+    labels: Path | None, bindings: tuple[str, ...], variant_of: str | None, gate: GateOptions, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a model (.onnx, .tflite) and store it as NAME@VERSION.
 
     FILE may be a folder that holds one model; weights in files beside an .onnx are sent with it.
 
+    Without --input and --preset, what the model most likely takes and gives is proposed, by its shapes, names and
+    metadata; push again with --input auto to take that.
+
     --input says how what arrives becomes the model's first tensor. Pictures are
-    JPEG (PNG and others are refused) and stretched to the model's size (bilinear):
+    resized bilinearly; a PNG sent where JPEG was pushed is refused:
 
     \b
-      image/jpeg WIDTHxHEIGHT   size of the pictures that arrive, for plans
-      qN                        their JPEG quality, for plans without samples [85]
+      image/jpeg WIDTHxHEIGHT   size of the pictures that arrive, for plans; also
+                                image/png and image/webp
+      qN                        their quality, for plans without samples [85]
+      image/raw WIDTHxHEIGHT PIXELS   a camera's frames, of rgb24, bgr24, gray8,
+                                yuyv, nv12 or i420 (BT.601, limited range)
+      letterbox | letterbox-topleft | crop[=PART]   keep the aspect ratio: pad to the
+                                model's size, or cut the middle out, of which
+                                the shorter side is PART [stretch; 0.875]
+      pad=N                     pixels beside a letterboxed picture [114]
       rgb | bgr | gray          order of the colours [rgb]
       nchw | nhwc               order of the dimensions [nchw]
       scale=S mean=A,B,C std=A,B,C   value = (pixel * S - mean) / std, with pixels
                                 from 0 to 255 [1, 0, 1]; one number or one per colour
-      uint8                     pixels as they are, for quantised models
+      uint8 | int8 | fp16       type of the tensor: pixels, pixels less 128, or
+                                half precision [32 bits]
       audio/pcm16 RATE [SAMPLES] [scale=S]   one channel of 16-bit samples, as in
                                 16k; value = sample * S [1/32768]
 
@@ -109,24 +131,32 @@ def push(
     """
     query = {"name": name, "input": input_spec, "bind": list(bindings) or None}
     if variant_of is not None:
+        if preset or output_kind or labels:
+            raise UsageError("--preset, --output and --labels are those of the base where --variant-of names one")
         stored = _push_variant(data, file, variant_of, gate, query, quiet=as_json)
     elif gate.is_given:
         raise UsageError("--samples, --keep-accuracy, --keep-agreement and --answer go with --variant-of")
     elif not name:
         raise UsageError("--name: give the name to store it under")
     else:
+        api = connect(data)
+        names = None if labels is None else api.post("/v1/class-names", {"names": read_class_names(labels)})["names"]
         with (
             _open_for_upload(file) as (upload, total),
             upload_bar(f"pushing {file.name}", total, quiet=as_json) as on_progress,
         ):
-            stored = connect(data).upload("/v1/models", upload, total, on_progress, **query)
+            interface = {"preset": preset, "output": output_kind, "names": names}
+            stored = api.upload("/v1/models", upload, total, on_progress, **query, **interface)
     outcome = "stored" if stored.get("created", True) else "already there, unchanged:"
     layers = counted(_count(stored["layers"]), "layer")
     text = f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {layers}"
-    warn_of_range(msgspec.convert(stored["input_spec"], InputSpec | None))
+    if preset is None and input_spec != "auto":
+        warn_of_range(msgspec.convert(stored["input_spec"], InputSpec | None))
     ref = stored["model"] if variant_of is not None else name
     next_step = f"next: edgectl plan {ref} --device PROFILE --link wifi; edgectl deploy {ref} --to DEVICE --wait 60"
-    print_result(stored, as_json, text, *_interface_lines(stored), *_lineage_lines(stored), next_step)
+    print_result(
+        stored, as_json, text, *interface_lines(stored), *_lineage_lines(stored), *proposal_lines(stored), next_step
+    )
 
 
 def _push_variant(
@@ -152,20 +182,15 @@ def _lineage_lines(model_: Mapping[str, Any]) -> list[str]:
     return [f"  {printable(sentence)}" for sentence in said]
 
 
-def _interface_lines(model_: Mapping[str, Any]) -> list[str]:
-    """A model's inputs, outputs, input spec and bindings, a line each."""
-    tensors = [
-        f"  {side[:-1]:8}{tensor['name']} {tensor['datatype']} {tensor['shape']}"
-        for side in ("inputs", "outputs")
-        for tensor in model_[side]
-    ]
-    bindings = " ".join(f"{name}={value}" for name, value in (model_.get("bindings") or {}).items())
-    lines = [
-        *tensors,
-        f"  {'--input':8}{model_.get('input') or 'none: the model takes tensors'}",
-        *([f"  {'--bind':8}{bindings}"] if bindings else []),
-    ]
-    return [str(printable(line)) for line in lines]
+def read_class_names(file: Path) -> list[str]:
+    """Names of classes from a file, one in a line; empty lines at its end do not count."""
+    try:
+        names = file.read_text(encoding="utf-8").rstrip().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--labels {file}: {error}") from error
+    if not names:
+        raise UsageError(f"--labels {file}: it has no names, one in a line")
+    return [name.strip() for name in names]
 
 
 @contextmanager
@@ -222,7 +247,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
     variants = [f"  variants: {', '.join(model_['variants'])}"] if model_.get("variants") else []
     measured = [f"measured on the controller's machine: {model_['measurement']}"] if "measurement" in model_ else []
     print_result(
-        model_, as_json, head, *_interface_lines(model_), *_lineage_lines(model_), *variants, *measured,
+        model_, as_json, head, *interface_lines(model_), *_lineage_lines(model_), *variants, *measured,
         table(("layer", "operator", ">weights", ">writes"), rows),
     )  # fmt: skip
 

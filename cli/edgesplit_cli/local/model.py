@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import PCM16_BYTES, InputSpec, prepare, range_warning
+from edgesplit.picture_formats import JPEG, PNG, RAW, WEBP
 from edgesplit_cli.settings import connect, segment
 
 if TYPE_CHECKING:  # these packages take a second to import, and most commands need neither
@@ -28,9 +29,10 @@ if TYPE_CHECKING:  # these packages take a second to import, and most commands n
 
 MODEL_ENDINGS = {".onnx", ".tflite"}
 
-PICTURES = {".jpg", ".jpeg"}
-OTHER_PICTURES = {".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-"""Pictures that are not decoded, for errors."""
+PICTURES = {JPEG: {".jpg", ".jpeg"}, PNG: {".png"}, WEBP: {".webp"}, RAW: {".raw", ".rgb", ".bgr", ".gray", ".yuv"}}
+"""Endings of files by what arrives."""
+ALL_PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+"""Endings of pictures, also of those that are not decoded, for errors."""
 TENSORS = {".npz", ".npy"}
 SOUNDS = {".wav", ".pcm", ".raw"}
 LABELS = "labels.json"
@@ -92,8 +94,8 @@ def warn_of_range(spec: InputSpec | None) -> None:
 def read_samples(
     location: Path | None, spec: InputSpec | None, limit: int = MAX_SAMPLES, *, inputs: Sequence[str] = ()
 ) -> list[Sample]:
-    """At most `limit` samples from a file or a folder: JPEG, sound (.wav, or raw .pcm), tensors (.npz, or .npy where
-    the model has one of `inputs`)."""
+    """At most `limit` samples from a file or a folder: pictures, sound (.wav, or raw .pcm), tensors (.npz, or .npy
+    where the model has one of `inputs`)."""
     files = sample_files(location, spec)
     if spec is not None and spec.is_sound:
         samples: list[Sample] = [frame for file in files for frame in sound_frames(file, spec)]
@@ -126,7 +128,7 @@ def sample_files(location: Path | None, spec: InputSpec | None) -> list[Path]:
     none."""
     if location is None:
         return []
-    endings = TENSORS if spec is None else SOUNDS if spec.is_sound else PICTURES
+    endings = TENSORS if spec is None else SOUNDS if spec.is_sound else PICTURES[spec.media]
     files = [location]
     if location.is_dir():
         folders = [location, *sorted(path for path in location.iterdir() if path.is_dir() and _is_class(path.name))]
@@ -162,7 +164,7 @@ def sound_frames(file: Path, spec: InputSpec) -> Iterator[bytes]:
 def read_tensors(file: Path, inputs: Sequence[str] = ()) -> dict[str, Any]:
     """The arrays of an .npz by name, or the one of an .npy under the only name in `inputs`; UsageError for anything
     else, such as a picture for a model that was pushed without an input spec."""
-    if file.suffix.lower() in PICTURES | OTHER_PICTURES | SOUNDS:
+    if file.suffix.lower() in ALL_PICTURES | SOUNDS:
         raise UsageError(
             f"{file}: the model takes tensors (.npz, .npy), because it was pushed without --input; push it again with"
             " it to give it pictures or sound (`edgectl model push --help`)"

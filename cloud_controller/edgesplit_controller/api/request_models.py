@@ -8,6 +8,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgesplit.errors import UsageError
+from edgesplit.output_kind import MOST_NAMES
 from edgesplit_controller.fleet.devices import CLAIM_S
 from edgesplit_controller.fleet.selector import MAX_CHARS
 from edgesplit_controller.model_registry.registry import MOST_SAMPLES
@@ -83,6 +84,27 @@ class GateBody(Body):
             raise UsageError("say what the version must keep: `allowed_accuracy_loss`, `least_agreement`, or both")
         terms = GateTerms(allowed_accuracy_loss=self.allowed_accuracy_loss, least_agreement=self.least_agreement)
         return GateRequest(terms, self.samples, self.answer)
+
+
+class PushQuery(Body):
+    """A model file to be stored, as query parameters."""
+
+    name: str = Field(max_length=100)
+    input: str = Field(default="", max_length=2_000)
+    """Its input spec; `auto`: as proposed; empty: it takes tensors."""
+    preset: str = Field(default="", max_length=40)
+    """`imagenet`, `yolo` or `coco-ssd`, in place of `input`."""
+    output: str = Field(default="", max_length=500)
+    """Its output kind; `auto`: as proposed; `none`: none, also with a preset."""
+    names: str = Field(default="", max_length=64)
+    """Digest of the names of its classes, as `POST /v1/class-names` returns it."""
+    bind: list[str] = Field(default=[], max_length=64)
+
+
+class ClassNamesBody(Body):
+    """Names of a model's classes, by index."""
+
+    names: list[Annotated[str, Field(max_length=200)]] = Field(min_length=1, max_length=MOST_NAMES)
 
 
 class VariantQuery(GateBody):

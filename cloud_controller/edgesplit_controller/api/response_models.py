@@ -88,6 +88,8 @@ class ModelFields(ResponseModel):
     inputs: list[TensorShape]
     outputs: list[TensorShape]
     lineage: LineageShape | None = None
+    output: str | None = None
+    batches: dict[str, int] | None = None
 
 
 class ModelLine(ModelFields):
@@ -108,6 +110,28 @@ class ModelShape(ModelFields):
     layers: list[LayerShape]
     measurement: str = ""
     variants: list[str] = []
+
+
+class ProposalShape(ResponseModel):
+    """What a model most likely takes and gives."""
+
+    input: str = ""
+    output: str = ""
+    reason: str
+    question: str = ""
+
+
+class PushedShape(ModelShape):
+    """A model that was pushed."""
+
+    created: bool
+    proposal: ProposalShape | None = None
+
+
+class ClassNamesShape(ResponseModel):
+    """Names of classes that were stored, by their digest."""
+
+    names: str
 
 
 class VariantShape(ModelShape):

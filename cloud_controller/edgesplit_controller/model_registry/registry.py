@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.release.lineage import Lineage
 from edgesplit.runtime import Tensors
 from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.model_registry.interface import (
+    NOTHING_SAID,
+    InterfaceRequest,
+    description,
+    kind_of_variant,
+    settle,
+)
 from edgesplit_controller.storage.blob_interface import Blobs
 from edgesplit_controller.storage.blobs import map_file
 from edgesplit_controller.storage.database import Database, record_event
@@ -79,33 +86,38 @@ class Registry:
 
     def push(
         self, part: Path, name: str, input_text: str = "", bindings: Mapping[str, int] | None = None, *,
-        lineage: Lineage | None = None,
+        lineage: Lineage | None = None, interface: InterfaceRequest = NOTHING_SAID,
     ) -> Model:  # fmt: skip
         """Store the model file at `part` (which is moved away). Raises ModelRefused or UsageError with the reason if it
-        is not accepted.
+        is not accepted. `interface` says what its outputs are, and its input where there is no `input_text`.
 
-        A version that stands in for another has a `lineage`; the same content with another lineage is another version.
+        A version that stands in for another has a `lineage`, and the base's output kind; the same content with another
+        lineage is another version.
         """
         if model_name(name) == AGENT_MODEL:
             raise UsageError(f"{AGENT_MODEL} is the agent itself: `edgectl agent push` takes a kit of it")
         bound = dict(bindings or {})
         encoded_lineage = None if lineage is None else msgspec.to_builtins(lineage)
-        text = " ".join(input_text.split())
         try:
-            loaded = load_model(map_file(part), text, bound)
+            prepared = prepare_model(map_file(part), bound)
+            settled = settle(prepared, replace(interface, input=input_text) if input_text else interface)
+            loaded, text = with_input_spec(prepared, settled.input_text), settled.input_text
             size = part.stat().st_size
             digest = self._blobs.put_file(part)
         finally:
             part.unlink(missing_ok=True)
+        kind = settled.kind if lineage is None else kind_of_variant(prepared, self.get(lineage.base))
+        shown = {**_description(loaded), **description(prepared, kind)}
         optimised = self._store_optimised(loaded)
         with self._database.write() as session:
             same_content = (Model.name == name, Model.sha256 == digest, Model.input_text == text)
             for existing in session.scalars(select(Model).where(*same_content)):
-                if existing.bindings == bound and encoded_lineage in (None, existing.lineage):
+                same_kind = existing.shown.get("output_kind") == shown.get("output_kind")
+                if existing.bindings == bound and same_kind and encoded_lineage in (None, existing.lineage):
                     return existing
             model = Model(
                 name=name, version=next_model_version(session, name), sha256=digest, optimised_sha256=optimised,
-                bytes=size, input_text=text, bindings=bound, shown=_description(loaded), created=self._now(),
+                bytes=size, input_text=text, bindings=bound, shown=shown, created=self._now(),
                 lineage=encoded_lineage,
             )  # fmt: skip
             session.add(model)
@@ -271,12 +283,16 @@ def check_stored(session: Session, model: Model) -> None:
 
 
 def load_model(raw: Data, input_text: str, bindings: Mapping[str, int]) -> LoadedModel:
-    """Parse and check a model file, with its input layer if `input_text` gives an input spec."""
-    spec = parse_input_spec(input_text) if input_text else None
+    """Parse and check a model file, with its input layer if `input_text` gives an input spec, or is `auto`."""
     prepared = prepare_model(raw, bindings)
-    if spec is None:
+    return with_input_spec(prepared, settle(prepared, InterfaceRequest(input_text)).input_text)
+
+
+def with_input_spec(prepared: PreparedModel, input_text: str) -> LoadedModel:
+    """The model with the input layer of that spec, or as it is where the text is empty."""
+    if not input_text:
         return LoadedModel(prepared, prepared.graph, None)
-    graph, fed_spec = with_input_layer(prepared, spec)
+    graph, fed_spec = with_input_layer(prepared, parse_input_spec(input_text))
     return LoadedModel(prepared, graph, fed_spec)
 
 

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from edgesplit.crypto.permitted_devices import append_permitted
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustError, UsageError
 from edgesplit.identifiers import ModelRef, sha256_hex
 from edgesplit.limits import LIMITS
+from edgesplit.output_kind import OutputKind
 from edgesplit.plan import Link, Plan
 from edgesplit.release.agent_release import is_agent_release
 from edgesplit.release.fingerprint import decode_fingerprint, encode_fingerprint, fingerprint_file
@@ -43,6 +45,7 @@ from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.job_progress import report_step
 from edgesplit_controller.model_registry.families import Families, FamilyDocument, family_of
 from edgesplit_controller.model_registry.golden import MOST_JUDGED, GoldenPair, golden_pairs, judged_pairs
+from edgesplit_controller.model_registry.interface import kind_of
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry, check_stored
 from edgesplit_controller.planning.family_planning import FamilyPlanning
 from edgesplit_controller.planning.planner_service import (
@@ -531,7 +534,13 @@ def make_manifest(
         slices=tuple(cut_slice.slice for cut_slice in cut), plans=dict(plans),
         golden=tuple(pair.to_example() for pair in pairs),
         lineage=msgspec.UNSET if model.lineage is None else msgspec.convert(model.lineage, Lineage),
+        output_kind=_written_kind(kind_of(model), exits),
     )  # fmt: skip
+
+
+def _written_kind(kind: OutputKind | None, exits: AbstractSet[str]) -> OutputKind | msgspec.UnsetType:
+    """The kind as the manifest has it: none that reads an early exit, which is no output of the release."""
+    return kind if kind is not None and exits.isdisjoint(kind.outputs) else msgspec.UNSET
 
 
 def iso_time(seconds: float) -> str:

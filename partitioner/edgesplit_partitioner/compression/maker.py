@@ -61,7 +61,7 @@ class Maker:
 
 def _before_optimisation(raw: Data, bindings: Mapping[str, int]) -> bytes:
     """The ONNX model with all lengths settled and nothing optimised, as one message."""
-    model, data = settled_model(raw, bindings)
+    model, data, _ = settled_model(raw, bindings)
     for tensor in model.graph.initializer:
         if archive.is_external(tensor):
             location, offset, length = archive.external_location(tensor)

@@ -16,6 +16,7 @@ from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, Slice, SliceFormat, TensorSpec
 from edgesplit_partitioner.ir.chunking import Bytes, Data
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
+from edgesplit_partitioner.ir.hints import Hints
 from edgesplit_partitioner.ir.tensor_types import TensorType
 
 
@@ -68,6 +69,11 @@ class PreparedModel(Protocol):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The tensors that applications receive."""
+        ...
+
+    @property
+    def hints(self) -> Hints:
+        """What the file says beside shapes and names."""
         ...
 
     def slice_files(

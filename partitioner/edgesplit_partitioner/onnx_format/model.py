@@ -20,11 +20,13 @@ from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner.ir.chunking import Bytes, Data
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor
-from edgesplit_partitioner.ir.pictures import jpeg_bytes
+from edgesplit_partitioner.ir.hints import NO_HINTS, Hints
+from edgesplit_partitioner.ir.pictures import picture_bytes
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel, check_tensor_sizes
 from edgesplit_partitioner.ir.tensor_types import TensorType
 from edgesplit_partitioner.onnx_format import archive, layers, optimise, validate
 from edgesplit_partitioner.onnx_format.fingerprint import onnx_fingerprint
+from edgesplit_partitioner.onnx_format.hints import hints_of
 from edgesplit_partitioner.onnx_format.operator_work import input_work
 from edgesplit_partitioner.onnx_format.slices import onnx_slice_files
 
@@ -45,6 +47,7 @@ class OnnxModel:
     """The layer graph, without an input layer."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    hints: Hints = NO_HINTS
 
     @property
     def raw(self) -> bytes:
@@ -86,7 +89,8 @@ def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> OnnxM
     `bindings` gives free dimensions their lengths, by name (`batch`) or by input and axis (`images:0`), and gives
     inputs that are a single integer (`sr`) a constant value.
     """
-    model, data = settled_model(raw, bindings)
+    model, data, batches = settled_model(raw, bindings)
+    hints = hints_of(model, batches)
     integer_inputs = [value.name for value in validate.integer_inputs(model.graph)]
     try:
         optimised, types, weights = optimise.optimise(model, data)
@@ -100,14 +104,14 @@ def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> OnnxM
             raise ModelRefused(f"{refusal}{advice}") from refusal
         options = " ".join(f"--bind {name}={length}" for name, length in bindings.items())
         raise ModelRefused(f"with {options}: {refusal}{advice}") from refusal
-    return _prepared(optimised, types, weights)
+    return replace(_prepared(optimised, types, weights), hints=hints)
 
 
 def settled_model(
     raw: Data, bindings: Mapping[str, int] | None = None
-) -> tuple[onnx.ModelProto, Mapping[str, memoryview]]:
-    """The checked model with the length of every dimension settled, not optimised, and its data files by name.
-    ModelRefused says what is wrong with it."""
+) -> tuple[onnx.ModelProto, Mapping[str, memoryview], Mapping[str, int]]:
+    """The checked model with the length of every dimension settled, not optimised; its data files by name; and the
+    batches of one that nobody asked for. ModelRefused says what is wrong with it."""
     message, data = archive.unpack(raw) if archive.is_archive(raw) else (raw[:], {})
     model = validate.read_model(message, data)
     validate.drop_initializer_inputs(model)
@@ -119,8 +123,8 @@ def settled_model(
         model = optimise.fold_constants(
             model
         )  # before lengths are settled: in the branch not taken they may make no sense
-    validate.bind_shapes(model.graph, lengths)
-    return model, data
+    batches = validate.bind_shapes(model.graph, lengths)
+    return model, data, batches
 
 
 def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType], weights: Data) -> OnnxModel:
@@ -187,8 +191,8 @@ def with_input_layer(model: PreparedModel, spec: InputSpec) -> tuple[LayerGraph,
 
 
 def frame_bytes(spec: InputSpec) -> int:
-    """Size of one frame in bytes: exact for sound, typical for pictures."""
-    return PCM16_BYTES * spec.samples if spec.is_sound else jpeg_bytes(spec)
+    """Size of one frame in bytes: exact for sound and raw frames, typical for encoded pictures."""
+    return PCM16_BYTES * spec.samples if spec.is_sound else picture_bytes(spec)
 
 
 def _picture_input(model: PreparedModel, spec: InputSpec) -> TensorSpec:
@@ -252,8 +256,10 @@ def _fit_picture(input_: TensorSpec, spec: InputSpec) -> InputSpec:
             f" but the model takes {_describe(input_)}{_advice(input_)}"
         )
     if input_.datatype != spec.datatype:
-        word = "add" if input_.datatype == "UINT8" else "leave out"
-        advice = f"; {word} the word uint8" if input_.datatype in ("UINT8", "FP32") else ""
+        advice = {
+            "FP32": f"; leave out the word {spec.datatype.lower()}",
+            **{datatype: f"; add the word {datatype.lower()}" for datatype in ("UINT8", "INT8", "FP16")},
+        }.get(input_.datatype, "")
         raise ModelRefused(f"the input spec makes {spec.datatype}, but the model takes {_describe(input_)}{advice}")
     for name, values in (("mean", spec.mean), ("std", spec.std)):
         if len(values) not in (1, spec.channels):

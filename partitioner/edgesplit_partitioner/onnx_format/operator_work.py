@@ -13,6 +13,7 @@ from math import prod
 import onnx
 
 from edgesplit.input_spec import PCM16_BYTES, InputSpec
+from edgesplit.picture_formats import RAW
 from edgesplit_partitioner.ir.graph import OperatorClass, OperatorWork
 from edgesplit_partitioner.onnx_format import nodes
 from edgesplit_partitioner.onnx_format.operator_features import FREE_OPERATORS, with_features
@@ -77,14 +78,15 @@ def work_of(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
 
 def input_work(spec: InputSpec) -> OperatorWork:
     """The work of the input layer: `flops` counts the pixels to decode, `bytes_moved` what resizing and normalising
-    move after that (8-bit planes once; float planes written, scaled and rearranged). Sound is not decoded: 16-bit
-    samples are read, floats written and scaled."""
+    move after that (8-bit planes once; float planes written, scaled and rearranged). Raw frames and sound are not
+    decoded: of sound 16-bit samples are read, floats written and scaled."""
     if spec.is_sound:
         return OperatorWork("input", 0.0, float((PCM16_BYTES + 3 * 4) * spec.samples))
     pixels = spec.width * spec.height
     values = prod(spec.shape)
-    float_bytes = 0 if spec.datatype == "UINT8" else 4 * values
-    return OperatorWork("input", float(pixels), float(2 * pixels * spec.channels + 2 * values + 6 * float_bytes))
+    float_bytes = 4 * values if spec.is_float else 0
+    decoded = 0.0 if spec.media == RAW else float(pixels)
+    return OperatorWork("input", decoded, float(2 * pixels * spec.channels + 2 * values + 6 * float_bytes))
 
 
 def _work(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:

@@ -192,15 +192,18 @@ def has_branches(graph: onnx.GraphProto) -> bool:
     return any(node.op_type == "If" for node in graph.node)
 
 
-def bind_shapes(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:
+def bind_shapes(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> dict[str, int]:
     """Give every free dimension of the inputs its length, in place, and drop the shapes that were inferred from free
-    ones.
+    ones. A batch without a binding gets 1; the lengths that were given so are returned, by name or label.
 
     ModelRefused lists what to type where a length is missing; UsageError where a binding matches nothing.
     """
     _check_bindings(graph, bindings)
+    batches = {}
     for dimension, name, label in _free_dimensions(graph):
         length = bindings.get(label, bindings.get(name, 0))
+        if not length and _is_batch(name or label):
+            length = batches[name or label] = 1
         if length:
             dimension.dim_value = length
     missing = list(dict.fromkeys(name or label for _, name, label in _free_dimensions(graph)))
@@ -210,6 +213,7 @@ def bind_shapes(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:
     for output in graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
+    return batches
 
 
 def _check_bindings(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:
@@ -240,8 +244,8 @@ def _free_dimensions(graph: onnx.GraphProto) -> Iterator[tuple[onnx.TensorShapeP
 
 
 def _how_to_bind(names: list[str]) -> str:
-    """The options to type; length 1 is suggested where the dimension is most likely the batch."""
-    return "give each length: " + " ".join(f"--bind {name}={1 if _is_batch(name) else 'LENGTH'}" for name in names)
+    """The options to type."""
+    return "give each length: " + " ".join(f"--bind {name}=LENGTH" for name in names)
 
 
 def _is_batch(name: str) -> bool:

@@ -6,7 +6,6 @@ no harm to this process. An ONNX graph runs without further optimisation, so tha
 
 from __future__ import annotations
 
-import io
 import itertools
 import statistics
 import tempfile
@@ -25,6 +24,7 @@ from PIL import Image
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, InputSpec, prepare
+from edgesplit.picture_formats import RAW, encode_picture, encode_raw
 from edgesplit_partitioner.costs.model import ZSTD, CodecCost, TensorCost
 from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.graph import LayerGraph
@@ -167,8 +167,8 @@ def measure_samples(
 
 
 def synthetic_frame(spec: InputSpec, seed: int = 0) -> bytes:
-    """A synthetic JPEG of the spec's size and quality that weighs about as much as photographs do; random noise where
-    the input is sound, whose cost does not depend on its contents. For timing the decoder only.
+    """A synthetic picture of the spec's format, size and quality that weighs about as much as photographs do; random
+    noise where the input is sound, whose cost does not depend on its contents. For timing the decoder only.
 
     Amplitudes fall as 1/f^1.4. Amplitudes of natural images fall as about 1/f (Field, J. Opt. Soc. Am. A 4, 1987), but
     random phases compress worse than edges do: with this exponent the sizes of ten photographs were matched (at quality
@@ -186,9 +186,9 @@ def synthetic_frame(spec: InputSpec, seed: int = 0) -> bytes:
         planes.append(128.0 + 50.0 * strength * plane / max(float(plane.std()), 1e-12))
     pixels = np.clip(np.stack(planes, axis=-1), 0, 255).astype(np.uint8)
     picture = Image.merge("YCbCr", [Image.fromarray(pixels[:, :, plane]) for plane in range(3)])
-    file = io.BytesIO()
-    picture.convert("L" if spec.colour == "gray" else "RGB").save(file, "JPEG", quality=spec.quality)
-    return file.getvalue()
+    if spec.media == RAW:
+        return encode_raw(spec.pixels, np.asarray(picture.convert("RGB")))
+    return encode_picture(spec.media, picture.convert("L" if spec.colour == "gray" else "RGB"), spec.quality)
 
 
 def _parse(model: RunnableModel | bytes) -> onnx.ModelProto:

@@ -19,10 +19,12 @@ from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, SliceFormat, TensorSpec
 from edgesplit_partitioner.ir.chunking import Bytes
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
+from edgesplit_partitioner.ir.hints import NO_HINTS, Hints
 from edgesplit_partitioner.ir.prepared_model import Boundary, check_tensor_sizes
 from edgesplit_partitioner.ir.tensor_types import NUMBER_DTYPES, TensorType
 from edgesplit_partitioner.tflite_format.flatbuffer import ints, pack, read_model, schema
 from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract, weight_name
+from edgesplit_partitioner.tflite_format.hints import hints_of
 from edgesplit_partitioner.tflite_format.layers import layer_graph
 from edgesplit_partitioner.tflite_format.trial_run import TrialResult, try_model
 
@@ -64,6 +66,7 @@ class TfliteModel:
     kernels: Kernels
     """`plain` where LiteRT's default delegate refuses the whole model; `edgetpu` where it was compiled for an Edge TPU,
     and is then one layer, which runs nowhere else."""
+    hints: Hints = NO_HINTS
 
     @property
     def message_and_data(self) -> tuple[bytes, dict[str, bytes]]:
@@ -120,6 +123,7 @@ def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> Tfli
         inputs=tuple(_spec(name, types) for name in settled.inputs),
         outputs=tuple(_spec(name, types) for name in settled.outputs),
         kernels="edgetpu" if trial.compiled else trial.kernels,
+        hints=hints_of(raw),
     )
 
 

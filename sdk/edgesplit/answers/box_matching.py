@@ -33,8 +33,9 @@ def overlaps(one: Tensor, others: Tensor) -> Tensor:
     return parts
 
 
-def candidates(boxes: Boxes, threshold: float) -> Boxes:
-    """Boxes after suppression, by falling score: of boxes of one class that overlap, the one with the highest score.
+def candidates(boxes: Boxes, threshold: float, least_overlap: float = LEAST_OVERLAP) -> Boxes:
+    """Boxes after suppression, by falling score: of boxes of one class that overlap by at least `least_overlap`, the
+    one with the highest score.
 
     Boxes somewhat below the threshold are among them. They suppress none above it, so its answer is those whose score
     reaches it. Boxes that are not finite are no candidates.
@@ -47,7 +48,7 @@ def candidates(boxes: Boxes, threshold: float) -> Boxes:
         best, rest = left[0], left[1:]
         kept.append(int(best))
         same_class = boxes.classes[rest] == boxes.classes[best]
-        left = rest[~(same_class & (overlaps(boxes.corners[best], boxes.corners[rest]) >= LEAST_OVERLAP))]
+        left = rest[~(same_class & (overlaps(boxes.corners[best], boxes.corners[rest]) >= least_overlap))]
     return boxes.select(np.array(kept, np.int64))
 
 

@@ -10,28 +10,28 @@ import asyncio
 import logging
 import ssl
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
 from edgesplit.client import model_index
+from edgesplit.client.accepted_inputs import ByName, Inputs, is_by_name, to_inputs
+from edgesplit.client.answer import Answer, answer_from
 from edgesplit.client.async_connection import AsyncConnection
 from edgesplit.client.direct.async_channel import AsyncLanes
 from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.client.direct.request_policy import may_use_lane
 from edgesplit.client.direct.sync_channel import can_use_lanes
 from edgesplit.client.frame_window import ErrorMode, FrameWindow, Result, StreamSettings
-from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline, check_inputs
+from edgesplit.client.model_interface import InterfaceCache, ModelInterface
+from edgesplit.client.request import PLAIN_HEADERS, InferenceRequest, check_deadline
 from edgesplit.client.retry import RetryState, never_reached
-from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, Unreachable
+from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, Unreachable, UsageError
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply
-from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
 log = logging.getLogger(__name__)
-
-Frame = Mapping[str, "oip.Tensor | bytes"]
 
 
 class AsyncClient:
@@ -63,6 +63,7 @@ class AsyncClient:
         self._idle: list[AsyncConnection] = []
         self._busy: set[AsyncConnection] = set()
         self._closed = False
+        self._interfaces = InterfaceCache()
         self._reached = False
         """Whether the server has ever been there, so that it may come back."""
         self._lanes = AsyncLanes(shared_memory) if can_use_lanes(self._address.socket, lane) else None
@@ -76,7 +77,7 @@ class AsyncClient:
     async def infer(
         self,
         model: str,
-        inputs: Frame,
+        inputs: Inputs,
         *,
         deadline_s: float = 2.0,
         request_id: str | None = None,
@@ -86,20 +87,21 @@ class AsyncClient:
         """Run the model on `inputs` within `deadline_s` seconds; parameters, answer and errors are those of
         `Client.infer`."""
         check_deadline(deadline_s)
-        check_inputs(inputs)
         deadline, lanes = monotonic() + deadline_s, self._lanes
+        inputs = await self._to_inputs(model, inputs)
         if lanes is None or not may_use_lane(request_id, options):
             request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
             return await self._send_with_retry(request, deadline, deadline_s)
-        return await lanes.infer(
+        answer = await lanes.infer(
             model, inputs, outputs, deadline, self._request_lane,
             lambda: self._send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s),
         )  # fmt: skip
+        return answer_from(answer, inputs, lambda: self._known_interface(model_index.model_path(model)))
 
     def stream(
         self,
         model: str,
-        frames: AsyncIterable[Frame] | Iterable[Frame],
+        frames: AsyncIterable[Inputs] | Iterable[Inputs],
         *,
         in_flight: int = 2,
         drop: Drop = "none",
@@ -124,6 +126,26 @@ class AsyncClient:
         model."""
         path = model_index.model_path(model)
         return model_index.decode_reply(path, await self._get("GET", path), dict[str, Any])
+
+    async def interface(self, model: str) -> ModelInterface:
+        """The model's input spec and output kind, as they were pushed. Once this was awaited, answers of the model have
+        their `labels` or `boxes`; it is asked for again after ten seconds."""
+        path = model_index.model_path(model)
+        return self._interfaces.find(path) or self._interfaces.keep(path, await self._get("GET", path))
+
+    async def _to_inputs(self, model: str, inputs: Inputs) -> ByName:
+        """Inputs by name; files are read and pictures encoded in a thread."""
+        if is_by_name(inputs):
+            return inputs
+        needs_model = not isinstance(inputs, bytes | bytearray | memoryview)
+        interface = await self.interface(model) if needs_model else ModelInterface()
+        return await asyncio.to_thread(to_inputs, inputs, lambda: interface)
+
+    def _known_interface(self, path: str) -> ModelInterface:
+        """The interface that was awaited before: an answer's attributes cannot wait."""
+        if (known := self._interfaces.last(path)) is None:
+            raise UsageError("await client.interface(model) once, before reading what its answers mean")
+        return known
 
     async def ready(self, model: str | None = None) -> bool:
         """Whether the server, or `model` on it, can answer now; False if the server does not respond."""
@@ -150,7 +172,7 @@ class AsyncClient:
             try:
                 answer = await self._attempt(request, deadline)
                 self._reached = True
-                return answer
+                return answer_from(answer, request.inputs, lambda: self._known_interface(request.model_path))
             except EdgeError as error:
                 if self._closed:
                     raise
@@ -306,7 +328,8 @@ class _Stream:
     async def _infer_frame(self, number: int, frame: Any, deadline: float) -> None:
         """Send one frame's request and store its result; errors become results."""
         try:
-            request = self._settings.request(self._name, frame)
+            inputs = await self._client._to_inputs(self._settings.model, frame)
+            request = self._settings.request(self._name, inputs)
             result: Result = await self._client._send_with_retry(request, deadline, self._settings.deadline_s)
         except EdgeError as error:
             result = error

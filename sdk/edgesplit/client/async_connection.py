@@ -13,7 +13,8 @@ from collections.abc import Coroutine, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgesplit.client.request import Answer, InferenceRequest
+from edgesplit.client.answer import Answer
+from edgesplit.client.request import InferenceRequest
 from edgesplit.client.shared_memory import SEGMENT_PATH, ClientSharedMemory, segment_request_body
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.http1.address import Address

@@ -13,22 +13,24 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
 from edgesplit.client import model_index
+from edgesplit.client.accepted_inputs import Inputs, is_by_name, to_inputs
+from edgesplit.client.answer import Answer, answer_from
 from edgesplit.client.connection import Connection
 from edgesplit.client.direct.request_policy import may_use_lane
 from edgesplit.client.direct.sync_channel import can_use_lanes
 from edgesplit.client.frame_window import ErrorMode, StreamSettings
-from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline, check_inputs
+from edgesplit.client.model_interface import InterfaceCache, ModelInterface
+from edgesplit.client.request import PLAIN_HEADERS, InferenceRequest, check_deadline
 from edgesplit.client.retry import RetryState, never_reached
 from edgesplit.client.stream import stream_answers
 from edgesplit.errors import Busy, EdgeError, LinkError, Unreachable
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
 __all__ = ["Answer", "Client", "Connection", "Reply", "error_of"]
@@ -41,7 +43,7 @@ class Client:
 
     >>> with Client("unix:///var/lib/edgesplit/agent.sock") as client:
     ...     answer = client.infer("digits", {"frame": jpeg}, deadline_s=0.5)
-    ...     answer.outputs["prob"], answer.report.row
+    ...     answer.labels[0].name, answer.outputs["prob"], answer.report.row
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Client:
         """Whether the server has ever been there, so that it may come back."""
         self._thread_local = threading.local()
         self._lock = threading.Lock()
+        self._interfaces = InterfaceCache()
         self._connections: dict[threading.Thread, Connection] = {}
         self._closed = threading.Event()
 
@@ -87,7 +90,7 @@ class Client:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, oip.Tensor | bytes],
+        inputs: Inputs,
         *,
         deadline_s: float = 2.0,
         request_id: str | None = None,
@@ -95,7 +98,10 @@ class Client:
         options: InferOptions = NONE,
     ) -> Answer:
         """The answer of `model` (`name` or `name@version`) to `inputs`, within `deadline_s` seconds (`edgectl infer`
-        has 5 by default). A `bytes` input, such as a JPEG, is one UINT8 tensor.
+        has 5 by default). A `bytes` input, such as a JPEG, is one UINT8 tensor. In place of inputs by name, one may be
+        given alone: the frame of a model that was pushed with an input spec as bytes, a path, an open file, a Pillow
+        picture or its pixels (uint8 [height, width, 3], RGB); an array for a model with one input; a path of an .npz or
+        .npy. `answer.labels`, `boxes`, `mask` and `embedding` are what the outputs mean.
 
         `options` are per-request settings: `InferOptions(hedge="never", stale_ok_s=1.0)`. `outputs` names the outputs
         to return (empty: all). `request_id` is generated if absent. Over the agent's Unix socket, where the device runs
@@ -105,21 +111,22 @@ class Client:
         once the time is up.
         """
         check_deadline(deadline_s)
-        check_inputs(inputs)
         deadline = monotonic() + deadline_s
+        named = inputs if is_by_name(inputs) else to_inputs(inputs, lambda: self.interface(model))
         if not (self._uses_lanes and may_use_lane(request_id, options)):
-            request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
+            request = InferenceRequest.create(model, named, outputs, request_id, to_parameters(options))
             return self.send_with_retry(request, deadline, deadline_s)
         connection = getattr(self._thread_local, "connection", None) or self._thread_connection()
-        return connection.lanes.infer(
-            model, inputs, outputs, deadline, connection.request_lane,
-            lambda: self.send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s),
+        answer = connection.lanes.infer(
+            model, named, outputs, deadline, connection.request_lane,
+            lambda: self.send_with_retry(InferenceRequest.create(model, named, outputs), deadline, deadline_s),
         )  # fmt: skip
+        return answer_from(answer, named, lambda: self.interface(model))
 
     def stream(
         self,
         model: str,
-        frames: Iterable[Mapping[str, oip.Tensor | bytes]],
+        frames: Iterable[Inputs],
         *,
         in_flight: int = 2,
         drop: Drop = "none",
@@ -128,7 +135,7 @@ class Client:
         outputs: Sequence[str] = (),
         options: InferOptions = NONE,
     ) -> Iterator[Answer | EdgeError]:
-        """Answers to `frames`, in order, with up to `in_flight` of them in flight at once.
+        """Answers to `frames`, each as `infer` takes it, in order, with up to `in_flight` of them in flight at once.
 
         `drop` is the policy for frames that come faster than answers. `none`: the source waits (back-pressure), and
         never more than `in_flight` frames are read ahead of the answers that were yielded. `oldest`: the source never
@@ -141,10 +148,19 @@ class Client:
             >>> for answer in client.stream("digits", camera(), in_flight=3, drop="oldest"):
             ...     show(answer.frame, answer.outputs["prob"])
         """
-        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), options)
+        settings = StreamSettings(
+            model, in_flight, drop, deadline_s, errors, tuple(outputs), options,
+            lambda frame: to_inputs(frame, lambda: self.interface(model)),
+        )  # fmt: skip
         stream_client = Client.__new__(type(self))  # a client of its own: closing it ends only the stream's connections
         stream_client._initialise(self._address, self._tls, self._timeout_s, self._shared_memory)
-        return stream_answers(settings, frames, stream_client.send_with_retry, stream_client.close)
+
+        def send(request: InferenceRequest, deadline: float, left_s: float) -> Answer:
+            # The stream's own connections are closed at its end; what an answer means may be asked for after that.
+            answer = stream_client.send_with_retry(request, deadline, left_s)
+            return answer_from(answer, request.inputs, lambda: self._interface_at(request.model_path))
+
+        return stream_answers(settings, frames, send, stream_client.close)
 
     def models(self) -> tuple[str, ...]:
         """Names of the models that can be used now, sorted."""
@@ -155,6 +171,13 @@ class Client:
         model."""
         path = model_index.model_path(model)
         return model_index.decode_reply(path, self._exchange("GET", path), dict[str, Any])
+
+    def interface(self, model: str) -> ModelInterface:
+        """The model's input spec and output kind, as they were pushed; asked for again after ten seconds."""
+        return self._interface_at(model_index.model_path(model))
+
+    def _interface_at(self, path: str) -> ModelInterface:
+        return self._interfaces.find(path) or self._interfaces.keep(path, self._exchange("GET", path))
 
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or `model` on it, can answer now; False if the server does not respond."""
@@ -180,7 +203,7 @@ class Client:
             try:
                 answer = connection.infer(self._address.prefix, request, deadline)
                 self._reached = True
-                return answer
+                return answer_from(answer, request.inputs, lambda: self._interface_at(request.model_path))
             except EdgeError as error:
                 if self._closed.is_set():
                     raise

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ssl
 from time import monotonic
 
+from edgesplit.client.answer import Answer
 from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.client.direct.sync_channel import Lanes
-from edgesplit.client.request import Answer, InferenceRequest
+from edgesplit.client.request import InferenceRequest
 from edgesplit.client.shared_memory import SEGMENT_PATH, ClientSharedMemory, segment_request_body
 from edgesplit.errors import LinkError
 from edgesplit.http1.address import Address

@@ -9,16 +9,18 @@ resumes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from edgesplit.client.request import Answer, InferenceRequest, check_deadline
+from edgesplit.client.accepted_inputs import ByName
+from edgesplit.client.answer import Answer
+from edgesplit.client.request import InferenceRequest, check_deadline
 from edgesplit.errors import Dropped, EdgeError, UsageError
 from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
 ErrorMode = Literal["raise", "yield"]
-Result = Answer | EdgeError
+Result: TypeAlias = Answer | EdgeError
 MAX_IN_FLIGHT = 64
 T = TypeVar("T")
 
@@ -34,6 +36,8 @@ class StreamSettings:
     errors: ErrorMode
     outputs: tuple[str, ...] = ()
     options: InferOptions = NONE
+    to_inputs: Callable[[Any], ByName] = lambda frame: frame
+    """Turns what the application gave as a frame into inputs by name."""
 
     def __post_init__(self) -> None:
         check_deadline(self.deadline_s)
@@ -45,11 +49,10 @@ class StreamSettings:
 
     def request(self, stream: str, frame: Any) -> InferenceRequest:
         """The inference request for one frame; its parameters carry the stream's name and the drop policy. UsageError
-        if `frame` is not a mapping."""
-        if not isinstance(frame, Mapping):
-            raise UsageError(f"a frame is a {type(frame).__name__}, not a mapping of inputs by name")
+        if `frame` cannot be an input."""
+        inputs = self.to_inputs(frame)
         options = replace(self.options, stream=self.options.stream or stream, drop=self.drop)
-        return InferenceRequest.create(self.model, frame, self.outputs, parameters=to_parameters(options))
+        return InferenceRequest.create(self.model, inputs, self.outputs, parameters=to_parameters(options))
 
     def to_application(self, number: int, result: Result) -> Result | None:
         """What the application receives for a frame's result; None for nothing. Raises the error if `errors` is

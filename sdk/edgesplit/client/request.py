@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from edgesplit.client.answer import Answer
 from edgesplit.client.request_id import new_request_id
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.http1.response import Reply, error_of
@@ -17,18 +18,6 @@ from edgesplit.oip import report
 from edgesplit.oip.shared_memory import Memory, TensorRef
 
 PLAIN_HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of one inference request."""
-
-    outputs: Mapping[str, oip.Tensor]
-    report: report.Report | None
-    """How the agent produced it; None if another server answered."""
-    id: str
-    frame: int | None = None
-    """The frame's number in a stream, from 0; None outside a stream."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +48,11 @@ class InferenceRequest:
         path = f"/v2/models/{quote(model, safe='')}/infer"
         id_ = request_id or new_request_id()
         return cls(path, tensors, tuple(outputs), id_, parameters or {}, application_headers())
+
+    @property
+    def model_path(self) -> str:
+        """Path of the model's metadata."""
+        return self.path.removesuffix("/infer")
 
     def encode(
         self, left_s: float, inputs_at: Mapping[str, TensorRef] | None = None, answer_at: TensorRef | None = None

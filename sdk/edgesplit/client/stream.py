@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any
 
+from edgesplit.client.answer import Answer
 from edgesplit.client.frame_window import FrameWindow, Result, StreamSettings
-from edgesplit.client.request import Answer, InferenceRequest
+from edgesplit.client.request import InferenceRequest
 from edgesplit.errors import EdgeError
 
 Send = Callable[[InferenceRequest, float, float], Answer]

@@ -314,15 +314,17 @@ def server_metadata(*extensions: str) -> dict[str, Any]:
 
 
 def model_metadata(
-    name: str, versions: Iterable[str], inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
-) -> dict[str, Any]:
-    """The answer to `GET /v2/models/NAME`."""
+    name: str, versions: Iterable[str], inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec],
+    interface: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The answer to `GET /v2/models/NAME`; `interface` is what the agent adds (`edgesplit.client.model_interface`)."""
     ends = {"inputs": inputs, "outputs": outputs}
     tensors = {
         end: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for end, specs in ends.items()
     }
-    return {"name": name, "versions": list(versions), "platform": "edgesplit", **tensors}
+    added = {"edgesplit": interface} if interface else {}
+    return {"name": name, "versions": list(versions), "platform": "edgesplit", **tensors, **added}
 
 
 def model_config(name: str, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import InputSpec
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.output_kind import OutputKind
 from edgesplit.plan import Hop, Plan, Row
 from edgesplit.release.lineage import Lineage
 
@@ -199,6 +200,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     variants: tuple[ReleaseVariant, ...] | msgspec.UnsetType = msgspec.UNSET
     """Variants of a family, each with an input spec of its own. Not written for one model, so that agents which do not
     know families refuse those only."""
+
+    output_kind: OutputKind | msgspec.UnsetType = msgspec.UNSET
+    """What the outputs are, where the model was pushed with it. Not written for others, so that agents from before 0.3
+    refuse those only."""
 
     @property
     def family(self) -> tuple[ReleaseVariant, ...]:
@@ -389,6 +394,10 @@ def _check_manifest(manifest: Manifest) -> None:
     if isinstance(manifest.lineage, Lineage):
         identifiers.sha256_hex(manifest.lineage.base_sha256)
         identifiers.sha256_hex(manifest.lineage.samples_sha256)
+    if isinstance(manifest.output_kind, OutputKind):
+        missing = set(manifest.output_kind.outputs) - {spec.name for spec in manifest.outputs}
+        if missing:
+            raise MalformedMessage(f"manifest: its output kind reads {min(missing)!r}, which is no output")
     for plan in manifest.plans.values():
         if not plan.rows or len(plan.rows) > LIMITS.rows:
             raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")

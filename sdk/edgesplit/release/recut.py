@@ -33,7 +33,16 @@ from edgesplit.release.manifest import Manifest, Slice, SliceFile
 from edgesplit.release.onnx_graph import SliceGraph, read_external_weight, read_graph, sparse_name, tensor_name
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
-UNCHANGED_FIELDS: Final = ("model", "model_sha256", "input_spec", "inputs", "outputs", "golden", "lineage")
+UNCHANGED_FIELDS: Final = (
+    "model",
+    "model_sha256",
+    "input_spec",
+    "inputs",
+    "outputs",
+    "golden",
+    "lineage",
+    "output_kind",
+)
 """Manifest fields that a recut must have in common with its base."""
 
 ReadFile = Callable[[Slice, SliceFile], bytes | mmap.mmap]

@@ -68,7 +68,7 @@ def test_audio_spec_spellings(text: str, rate: int, samples: int, scale: float) 
         ("audio/pcm16 16k 0", "cannot read '0'"),
         ("audio/pcm16 16k 512 q85", "cannot read 'q85'"),
         ("audio/pcm16 16k scale=loud", "not a number"),
-        ("audio/mp3 16k", "begins with image/jpeg or audio/pcm16"),
+        ("audio/mp3 16k", "begins with image/jpeg, .* or audio/pcm16"),
     ],
 )
 def test_malformed_spec_is_refused_by_name(text: str, why: str) -> None:
@@ -203,5 +203,5 @@ def test_a_png_was_said_to_be_a_torn_jpeg(format_: str) -> None:
     """Its format is named, and what to do."""
     spec = msgspec.structs.replace(parse_input_spec("image/jpeg 8x8"), tensor="x", tensor_width=8, tensor_height=8)
     Image.new("RGB", (8, 8)).save(content := io.BytesIO(), format_)
-    with pytest.raises(UsageError, match=rf"(?i)the frame is a {format_}.* file; only JPEG is decoded: convert it"):
+    with pytest.raises(UsageError, match=rf"(?i)the frame is a {format_}.* file, and the model was pushed for JPEG"):
         prepare(spec, content.getvalue())

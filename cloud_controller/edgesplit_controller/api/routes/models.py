@@ -10,19 +10,30 @@ from fastapi.responses import StreamingResponse
 from edgesplit.errors import UsageError
 from edgesplit_controller.api.authorisation import operator_routes, set_audit_subject, viewer_routes
 from edgesplit_controller.api.dispatch import controller_of, run_heavy
-from edgesplit_controller.api.request_models import CompressBody, ProfileBody, SamplesBody, SampleSetBody, VariantQuery
+from edgesplit_controller.api.request_models import (
+    ClassNamesBody,
+    CompressBody,
+    ProfileBody,
+    PushQuery,
+    SamplesBody,
+    SampleSetBody,
+    VariantQuery,
+)
 from edgesplit_controller.api.request_parsing import BLOCK_BYTES, parse_base64, parse_bindings, uploaded_file
 from edgesplit_controller.api.response_models import (
+    ClassNamesShape,
     CostsShape,
     FamilyAnswersShape,
     ModelLine,
     ModelShape,
+    PushedShape,
     SampleSetShape,
     SamplesShape,
     VariantShape,
     binary_response,
     json_response,
 )
+from edgesplit_controller.model_registry.interface import InterfaceRequest
 from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_partitioner.planner.changed_answers import MOST_TENSORS
 
@@ -39,15 +50,21 @@ UPLOAD = {
 MODEL_FILE = binary_response("application/octet-stream", "A model's file.")
 
 
-@certified.post("/models", responses=json_response(ModelShape), openapi_extra=UPLOAD)
-async def push_model(
-    request: Request, name: str, input: str = "", bind: Annotated[list[str] | None, Query()] = None
-) -> dict[str, Any]:
-    """Upload a model file (the request body)."""
-    set_audit_subject(request, name)
-    bindings = parse_bindings(bind or [])
+@certified.post("/models", responses=json_response(PushedShape), openapi_extra=UPLOAD)
+async def push_model(request: Request, query: Annotated[PushQuery, Query()]) -> dict[str, Any]:
+    """Upload a model file (the request body). Without an input spec the answer has a `proposal` of one."""
+    set_audit_subject(request, query.name)
+    bindings, controller = parse_bindings(query.bind), controller_of(request)
+    names = controller.class_names(query.names)
+    interface = InterfaceRequest(query.input, query.preset, query.output, names)
     async with uploaded_file(request, "model files") as part:
-        return await run_heavy(request, controller_of(request).push_model, part, name, input, bindings)
+        return await run_heavy(request, controller.push_model, part, query.name, bindings, interface)
+
+
+@certified.post("/class-names", responses=json_response(ClassNamesShape))
+def store_class_names(request: Request, body: ClassNamesBody) -> dict[str, Any]:
+    """Store the names of a model's classes, by index, for the push that refers to their digest."""
+    return controller_of(request).store_class_names(body.names)
 
 
 @certified.post("/models/{reference}/variants", responses=json_response(VariantShape), openapi_extra=UPLOAD)

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from edgesplit.client.answer import Answer
 from edgesplit.client.direct import grant as wire
 from edgesplit.client.direct.grant import Grant, LaneTensor
-from edgesplit.client.request import Answer
 from edgesplit.client.request_id import new_request_id
 from edgesplit.decoding import decode_json
 from edgesplit.errors import EdgeError

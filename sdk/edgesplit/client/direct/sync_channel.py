@@ -16,10 +16,10 @@ from time import monotonic
 
 import msgspec
 
+from edgesplit.client.answer import Answer
 from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant
 from edgesplit.client.direct.grant import ANSWER, LaneRequest
 from edgesplit.client.direct.request_policy import LaneRequestPolicy, grant_timeout_s
-from edgesplit.client.request import Answer
 from edgesplit.errors import EdgeError
 from edgesplit.http1.response import Reply
 from edgesplit.oip import protocol as oip

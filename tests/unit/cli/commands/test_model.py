@@ -106,7 +106,8 @@ def test_a_scale_of_255_or_none_was_accepted_in_silence(
 def test_push_help_has_the_whole_input_grammar() -> None:
     """Each word of a specification, also those that an ImageNet model needs."""
     text = CliRunner().invoke(cli, ["model", "push", "--help"]).output
-    for words in ("mean=A,B,C", "std=A,B,C", "bilinear", "PNG", "qN", "gray", "nhwc", "uint8", "audio/pcm16", "bgr"):
+    for words in ("mean=A,B,C", "std=A,B,C", "bilinear", "PNG", "qN", "gray", "nhwc", "uint8", "audio/pcm16", "bgr",
+                  "image/raw", "letterbox", "crop[=PART]", "pad=N", "--preset", "--output", "--labels"):  # fmt: skip
         assert words in text, words
 
 
@@ -151,3 +152,49 @@ def test_a_picture_as_sample_of_a_tensor_model_was_said_to_be_a_pickle(
     picture.write_bytes(b"\xff\xd8\xff\xe0")
     found = edgectl(OneModel(described()), monkeypatch, "profile", "net", "--samples", picture)
     assert "a.jpg: the model takes tensors (.npz, .npy), because it was pushed without --input" in str(found.exception)
+
+
+def test_a_push_without_input_proposes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen, and what to type; one that asks is not offered by `auto`."""
+    file = tmp_path / "net.onnx"
+    file.write_bytes(tiny.chain())
+    words = "image/jpeg 640x480 bgr nchw letterbox-topleft"
+    proposal = {"input": words, "output": "boxes:yolox", "reason": "1×3×416×416 float: looks like a picture; boxes"}
+    for question, ending in (
+        ("", "or --input auto to take this"),
+        ("how were pixels scaled?", "how were pixels scaled?"),
+    ):
+        model = {**described(), "proposal": {**proposal, "question": question}, "batches": {"N": 1}}
+        output = edgectl(OneModel(model), monkeypatch, "model", "push", file, "--name", "net").output
+        text = " ".join(output.split())
+        assert f"looks like a picture; boxes: push again with --input '{words}' --output 'boxes:yolox'" in text
+        assert ending in text and ("auto" in text) == (not question)
+        assert "--bind N=1, as nobody gave it" in text
+
+
+def test_labels_are_sent_before_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One name in a line; an empty file is refused."""
+    file, names = tmp_path / "net.onnx", tmp_path / "names.txt"
+    file.write_bytes(tiny.chain())
+    names.write_text("cat\n\ndog\n\n")
+    seen: dict[str, Any] = {}
+
+    class Sent(OneModel):
+        def post(self, path: str, body: Any = None, **query: Any) -> Any:
+            seen[path] = body
+            return {"names": "ab" * 32}
+
+        def upload(self, path: str, file: IO[bytes], size: int, progress: Any = None, **query: Any) -> Any:
+            seen[path] = query
+            return self._model
+
+    kind = {"kind": "labels", "outputs": ["y"], "names": ["cat", "", "dog"]}
+    model = {**described(), "output": "labels:y", "output_kind": kind}
+    options = ("--name", "net", "--preset", "imagenet", "--labels", names)
+    found = edgectl(Sent(model), monkeypatch, "model", "push", file, *options)
+    assert found.exit_code == 0, found.output
+    assert "--output labels:y, 3 names" in " ".join(found.output.split())
+    assert seen["/v1/class-names"] == {"names": ["cat", "", "dog"]}
+    assert (seen["/v1/models"]["names"], seen["/v1/models"]["preset"]) == ("ab" * 32, "imagenet")
+    names.write_text("\n")
+    assert "it has no names" in str(edgectl(Sent(model), monkeypatch, "model", "push", file, *options).exception)

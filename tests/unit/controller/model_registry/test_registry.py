@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgesplit.errors import ModelRefused, NotFound, UsageError
+from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.model_registry.golden import golden_pairs, judged_pairs
+from edgesplit_controller.model_registry.interface import InterfaceRequest, kind_of, store_names, stored_names
 from edgesplit_controller.model_registry.registry import MOST_SAMPLES
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_partitioner.profiling.layers import synthetic_frame
@@ -37,13 +38,13 @@ def test_a_model_version_is_identified_by_its_content(bench: RegistryHarness) ->
 
 def test_a_refused_model_leaves_no_row_and_no_file(bench: RegistryHarness, tmp_path: Path) -> None:
     """An unbound dimension is reported with the option to type."""
-    with pytest.raises(ModelRefused, match="batch"):
-        bench.push(a_model(batch="batch"))
+    with pytest.raises(ModelRefused, match="--bind images=LENGTH"):
+        bench.push(a_model(batch="images"))
     with pytest.raises(ModelRefused):
         bench.push(a_model()[:500])
     assert bench.registry.all() == []
     assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
-    assert bench.push(a_model(batch="batch"), bindings={"batch": 1}).ref == "small@1"
+    assert bench.push(a_model(batch="images"), bindings={"images": 1}).ref == "small@1"
 
 
 def test_an_unknown_model_suggests_similar_names(bench: RegistryHarness) -> None:
@@ -158,3 +159,42 @@ def test_gates_of_answers_need_classes(bench: RegistryHarness) -> None:
     loaded = bench.registry.load(bench.push(a_model()))
     with pytest.raises(UsageError, match="need samples"):
         judged_pairs(loaded, [], "small", None)
+
+
+def test_an_output_kind_is_part_of_what_a_version_is(bench: RegistryHarness) -> None:
+    """Another kind, or other names, is another version; `none` is as if nothing was said."""
+    plain = bench.push(a_model(), interface=InterfaceRequest(output="none"))
+    labels = bench.push(a_model(), interface=InterfaceRequest(output="labels"))
+    named = bench.push(a_model(), interface=InterfaceRequest(names=("cat", "dog", "cow", "hen", "owl")))
+    assert [model.ref for model in (plain, labels, named)] == ["small@1", "small@2", "small@3"]
+    assert bench.push(a_model()).ref == "small@1"
+    assert bench.push(a_model(), interface=InterfaceRequest(output="auto")).ref == "small@2"
+    kind = kind_of(bench.registry.get("small@3"))
+    assert kind is not None and kind.to_text() == "labels:scores" and kind.name_of(4) == "owl"
+    assert kind_of(plain) is None
+
+
+def test_a_proposal_that_asks_is_not_taken(bench: RegistryHarness) -> None:
+    """Nothing is stored; what is proposed and what is asked are told."""
+    with pytest.raises(UsageError, match=r"how were pixels scaled.*Proposed: --input 'image/jpeg 640x480 rgb nchw"):
+        bench.push(a_model(), interface=InterfaceRequest(input="auto"))
+    with pytest.raises(UsageError, match="give one of them"):
+        bench.push(a_model(), interface=InterfaceRequest(input=SPEC, preset="imagenet"))
+    assert bench.registry.all() == []
+
+
+def test_a_preset_becomes_a_spec_that_is_stored(bench: RegistryHarness) -> None:
+    """As text, by which the model is loaded from then on, and as the kind of its outputs."""
+    model = bench.push(a_model(batch="batch"), interface=InterfaceRequest(preset="imagenet"))
+    assert model.input_text.startswith("image/jpeg 640x480 rgb nchw crop=0.875 scale=1/255 mean=")
+    spec = bench.registry.load(model).spec
+    assert spec is not None and (spec.fit, spec.tensor_width) == ("crop", 16)
+    assert model.shown["output"] == "labels:scores" and model.shown["batches"] == {"batch": 1}
+
+
+def test_names_are_stored_for_the_push_that_follows(bench: RegistryHarness) -> None:
+    """By their digest; what is no list of names is refused."""
+    digest = store_names(bench.blobs, ["cat", "dög"])
+    assert stored_names(bench.blobs, digest) == ("cat", "dög")
+    with pytest.raises(MalformedMessage, match="no list of names"):
+        stored_names(bench.blobs, bench.blobs.put(b"{}"))

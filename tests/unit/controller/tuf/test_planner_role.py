@@ -24,12 +24,14 @@ from edgesplit.errors import LinkError, MalformedMessage, TrustError
 from edgesplit.input_spec import parse_input_spec
 from edgesplit.mqtt.messages import decode, encode
 from edgesplit.oip import protocol as oip
+from edgesplit.output_kind import OutputKind
 from edgesplit.plan import Row
 from edgesplit.release.manifest import (
     Chunk,
     CompiledSlice,
     FingerprintFile,
     GoldenExample,
+    Manifest,
     Signature,
     Signed,
     TensorSpec,
@@ -214,6 +216,13 @@ def compiled(one: CutRelease) -> CutRelease:
 
 
 OTHER = TensorSpec("image", "FP32", (1, 3, 8, 8))
+
+
+def labels_of(manifest: Manifest) -> OutputKind:
+    """A kind of its first output with a name for the class, of which the base says nothing."""
+    return OutputKind(kind="labels", outputs=(manifest.outputs[0].name,), names=("a thing that it is not",))
+
+
 FORGED: dict[str, tuple[Twist, str]] = {
     "a: another model": (lambda one: one.with_(model="other@1"), "change the release's model"),
     "a: another file": (lambda one: one.with_(model_sha256="1" * 64), "model_sha256"),
@@ -223,6 +232,7 @@ FORGED: dict[str, tuple[Twist, str]] = {
     ),
     "e: no answers": (lambda one: one.with_(golden=()), "golden"),
     "e: an input spec": (lambda one: one.with_(input_spec=parse_input_spec("image/jpeg 16x16 q85 rgb")), "input_spec"),
+    "e: an output kind": (lambda one: one.with_(output_kind=labels_of(one.manifest)), "output_kind"),
     "e: other inputs": (lambda one: one.with_(inputs=(OTHER,)), "inputs"),
     "e: other outputs": (lambda one: one.with_(outputs=()), "outputs"),
     "d: raw input may leave": (lambda one: one.with_plan(private_tensors=()), "'image' leave the device"),

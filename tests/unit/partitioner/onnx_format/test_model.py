@@ -119,8 +119,8 @@ def test_a_file_that_is_too_new_was_refused_for_it_only_after_a_binding() -> Non
 
 def test_an_operator_of_onnxruntime_itself_still_asks_for_its_lengths() -> None:
     """An operator outside of ONNX's own sets is no reason to refuse a model: onnxruntime has some."""
-    with pytest.raises(ModelRefused, match="--bind batch=1"):
-        prepare_model(one_node("Gelu", "com.microsoft", ("batch", 2)))
+    with pytest.raises(ModelRefused, match="--bind length=LENGTH"):
+        prepare_model(one_node("Gelu", "com.microsoft", ("length", 2)))
 
 
 def test_missing_external_weights_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_inputs_that_cannot_be_fed_are_refused(graph_inputs: onnx.ValueInfoProto
 
 def test_free_dimensions_need_a_binding() -> None:
     """A free dimension is refused with the option to type, and a binding settles every shape inside."""
-    with pytest.raises(ModelRefused, match=r"--bind batch=1 --bind image:3=LENGTH"):
+    with pytest.raises(ModelRefused, match=r"give each length: --bind image:3=LENGTH"):
         prepare_model(tiny.free_batch())
 
     model = prepare_model(tiny.free_batch(), {"batch": 2, "image:3": 5})
@@ -159,6 +159,15 @@ def test_free_dimensions_need_a_binding() -> None:
     assert model.inputs[0].shape == (2, 3, 4, 5)
     assert model.outputs[0].shape == (2, 60)
     assert all(-1 not in tensor.shape for tensor in model.graph.tensors.values())
+
+
+def test_a_batch_that_nobody_gave_is_one() -> None:
+    """And what was bound so is told, because another batch can be asked for."""
+    model = prepare_model(tiny.free_batch(), {"image:3": 5})
+
+    assert model.inputs[0].shape == (1, 3, 4, 5)
+    assert model.hints.bound == {"batch": 1}
+    assert prepare_model(tiny.free_batch(), {"batch": 2, "image:3": 5}).hints.bound == {}
 
 
 @pytest.mark.parametrize("bindings", [{"bach": 1}, {"batch": 0}, {"batch": 2**40}])

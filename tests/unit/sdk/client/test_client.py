@@ -343,7 +343,7 @@ def test_an_agent_that_was_there_is_waited_for(doubler: Doubler) -> None:
             again.stop(0.5)
 
 
-@pytest.mark.parametrize("given", [FRAME, b"\xff\xd8", [1, 2]])
+@pytest.mark.parametrize("given", [None, 7, [1, 2]])
 def test_an_input_without_a_name_was_an_attribute_error(client: Client, given: Any) -> None:
     """`infer(model, array)` says how inputs are given and where their names are listed."""
     with pytest.raises(UsageError, match=r"given by name, not as one .*metadata\(model\)"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgesplit.client.answer import Answer
 from edgesplit.client.frame_window import FrameWindow, StreamSettings
-from edgesplit.client.request import Answer
 from edgesplit.errors import Dropped, InferenceFailed, UsageError
 from edgesplit.oip.options import Drop, InferOptions
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgesplit import AsyncClient, Client
-from edgesplit.client.request import Answer
+from edgesplit.client.answer import Answer
 from edgesplit.errors import Dropped, EdgeError, InferenceFailed, LinkError, UsageError
 from edgesplit.http1.server import Request, Response, Server
 from edgesplit.oip import protocol as oip
