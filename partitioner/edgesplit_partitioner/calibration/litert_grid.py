@@ -247,13 +247,14 @@ def points() -> tuple[tuple[Point, Datatype], ...]:
     """The points that TFLite has, each in some of the datatypes, and those of partial blocks in all of them; each group
     in the order of `operator_grid`, one evenly among the other."""
     known = [point for point in operator_grid.even_channels_grid() if build_point(point, "FP32", 1) is not None]
-    even = [
+    even: list[tuple[Point, Datatype]] = [
         (point, datatype)
         for position, point in enumerate(known)
         for datatype, every in EVERY.items()
         if position % every == 0
     ]
-    partial = [(point, datatype) for point in operator_grid.partial_block_points() for datatype in EVERY]
+    blocks = operator_grid.partial_block_points()
+    partial: list[tuple[Point, Datatype]] = [(point, datatype) for point in blocks for datatype in EVERY]
     ranked = [(rank / len(group), point) for group in (even, partial) for rank, point in enumerate(group)]
     return tuple(point for _, point in sorted(ranked, key=lambda entry: entry[0]))
 
