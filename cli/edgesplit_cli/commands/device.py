@@ -117,6 +117,8 @@ def list_devices(
             if watch:
                 click.clear()
             console().print(device_table(printable(devices)))
+            if not devices and any(filters.values()):
+                console().print("no device matches this: `edgectl device list` has all of them", markup=False)
         if not watch:
             return
         time.sleep(1.0)

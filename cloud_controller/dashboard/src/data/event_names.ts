@@ -44,3 +44,24 @@ export function eventName({ action, detail }: { action: string; detail?: Record<
   if (action === "deployment.made" && detail?.release === "nothing") return "undeployed";
   return Object.hasOwn(NAMES, action) ? (NAMES[action] as string) : action.replaceAll(/[._]/g, " ");
 }
+
+/** Digests and serial numbers cut to their first characters; `edgectl audit` has the whole. */
+export function shortened(text: string): string {
+  return text.replace(/\b(?:[0-9a-f]{40,}|\d{30,})\b/g, (long) => `${long.slice(0, 12)}…`);
+}
+
+/** An event's details as "serial 4138… · stages 10%, 100%". */
+export function detailText(detail: Record<string, unknown>): string {
+  return Object.entries(detail)
+    .filter(([, value]) => value !== null && value !== "")
+    .map(([key, value]) => shortened(`${key.replaceAll("_", " ").replace(/ sha256$/, "")} ${plain(value)}`))
+    .join(" · ");
+}
+
+function plain(value: unknown): string {
+  if (Array.isArray(value)) return value.map(plain).join(", ") || "none";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "object" || value === null) return String(value);
+  const parts = Object.entries(value).map(([key, part]) => `${key.replaceAll("_", " ")} ${plain(part)}`);
+  return parts.join(", ") || "none";
+}

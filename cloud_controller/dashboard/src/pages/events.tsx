@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { eventName } from "../data/event_names";
+import { detailText, eventName, shortened } from "../data/event_names";
 import { useResource } from "../data/resource";
 import type { Event } from "../data/types";
 import { moment } from "../format";
@@ -47,7 +47,7 @@ const COLUMNS: readonly Column<Event>[] = [
   { title: "By", cell: (event) => event.actor },
   { title: "Event", cell: (event) => <span title={event.action}>{eventName(event)}</span> },
   { title: "Subject", cell: (event) => <Subject event={event} /> },
-  { title: "Detail", kind: "faint detail", cell: (event) => detail(event) },
+  { title: "Detail", kind: "faint detail", cell: (event) => detailText(event.detail) },
 ];
 
 function Subject({ event }: { event: Event }) {
@@ -58,18 +58,6 @@ function Subject({ event }: { event: Event }) {
   return <>{shortened(event.subject)}</>;
 }
 
-/** Digests and serial numbers cut to their first characters; `edgectl audit` has the whole. */
-function shortened(text: string): string {
-  return text.replace(/\b(?:[0-9a-f]{40,}|\d{30,})\b/g, (long) => `${long.slice(0, 12)}…`);
-}
-
-function detail(event: Event): string {
-  return Object.entries(event.detail)
-    .filter(([, value]) => value !== null && value !== "")
-    .map(([key, value]) => `${key} ${shortened(typeof value === "object" ? JSON.stringify(value) : String(value))}`)
-    .join(" · ");
-}
-
 function searchText(event: Event): string {
-  return `${event.actor} ${event.action} ${eventName(event)} ${event.subject} ${detail(event)}`.toLowerCase();
+  return `${event.actor} ${event.action} ${eventName(event)} ${event.subject} ${detailText(event.detail)}`.toLowerCase();
 }
