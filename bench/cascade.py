@@ -1,10 +1,11 @@
 """Cascades: how often the promise of a threshold breaks, what stays on the device, and how soon audits notice.
 
-Three pairs of the ladder on its 500 photographs, which are the world: calibration frames are drawn from them with
-replacement, and the truth is the share over all of them. Beside it worlds at the limit whose frames are never seen
-twice. Then the sequential test of audits: streams at exactly the limit, at multiples of it, and streams in which labels
-are rotated or photographs darkened after a while. Then what a cascade costs, as the planner predicts it for a board:
-calibrated on all photographs, beside the best row of the variant that it asks second.
+Three pairs of the ladder on its 500 photographs and two of the digits family on 600 frames, which are the world:
+calibration frames are drawn from them with replacement, and the truth is the share over all of them. Beside it worlds
+at the limit whose frames are never seen twice. Then the sequential test of audits: streams at exactly the limit, at
+multiples of it, and streams in which labels are rotated or photographs darkened after a while. Then what a cascade
+costs, as the planner predicts it for a board: calibrated on all photographs, beside the best row of the variant that
+it asks second.
 """
 
 from __future__ import annotations
@@ -12,28 +13,31 @@ from __future__ import annotations
 import itertools
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import digits_family
+import ladder
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from audit_streams import first_alarms, share_by_frame
-from ladder import LADDER, RULE, ladder_outputs, photograph_labels, photographs
+from digits_family import digit_frame_bytes, digit_outputs, digit_truth, digit_variant
+from ladder import LADDER, ladder_outputs, photograph_labels, photographs
 from ladder_costs import RUNGS, median_frame_bytes, rung, variant_of
 from promise_worlds import AtOnce, Photographs, Rising, World, count_broken, fix_threshold
 from record import Target, finish, make_parser, models_folder, percentile
 
+from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.answers.comparison import is_right, predicted_label
 from edgesplit.answers.score import score
+from edgesplit.errors import InfeasibleLimits
 from edgesplit.links import parse_link
 from edgesplit_partitioner.bounds.binomial import lower_share
 from edgesplit_partitioner.planner.cascade_calibration import CascadeRequest, FamilyAnswers, VariantAnswers
-from edgesplit_partitioner.planner.family import plan_family
+from edgesplit_partitioner.planner.family import Variant, plan_family
 
-PAIRS = (("v1_0.25", "v1_0.75"), ("v1_0.5", "v2_1.0"), ("v1_0.75", "v2_1.0"))
-"""Small model and big model."""
 ALLOWED = (0.01, 0.02, 0.05)
 DELTA = 0.1
 CALIBRATION_FRAMES = 300
@@ -59,15 +63,35 @@ BOARDS = ("raspberrypi3b+", "raspberrypi4")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two models on the photographs: the small one's scores, and whether the big one differs."""
+class Task:
+    """Models of one task on the same labelled frames."""
 
+    pairs: tuple[tuple[str, str], ...]
+    """Small model and big model."""
+    rule: AnswerRule
+    classes: int
+    truth: Callable[[], tuple[int, ...]]
+    """Label of each frame."""
+    outputs: Callable[[str, float], Sequence[Mapping[str, npt.NDArray[Any]]]]
+    """Of a model, by its name, on each frame at a brightness."""
+    variant: Callable[[str, str, int], Variant]
+    """A model's costs on a board, for frames of so many bytes."""
+    frame_bytes: Callable[[], int]
+    missing: Callable[[str], list[str]]
+    """Files of a model that are not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two models on the frames: the small one's scores, and whether the big one differs."""
+
+    task: Task = field(repr=False)
     small: str
     big: str
     world: Photographs = field(repr=False)
     drifts: Mapping[str, Photographs] = field(repr=False)
     """The world after a change, by its name: the small one's labels moved by one, as by a wrong map, or both models on
-    darkened photographs."""
+    darkened frames."""
     small_right: float
     big_right: float
 
@@ -79,33 +103,62 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A model's answers and scores on all photographs."""
+    """A model's answers and scores on all frames."""
 
     labels: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
     right: float
 
 
-def answers_of(name: str, brightness: float = 1.0) -> Labels:
-    """Answers of a model of the ladder."""
-    outputs = ladder_outputs(LADDER[name], brightness)
-    rights = [is_right(RULE, output, label) for output, (_, label) in zip(outputs, photographs(), strict=True)]
+def ladder_truth() -> tuple[int, ...]:
+    """Label of each photograph."""
+    return tuple(label for _, label in photographs())
+
+
+def ladder_variant(name: str, board: str, frame_bytes: int) -> Variant:
+    """A model of the ladder with its costs."""
+    return variant_of(rung(rung_name(name)), board, frame_bytes)
+
+
+def rung_name(name: str) -> str:
+    """A model of the ladder as the name of a variant."""
+    return next(rung for rung, model in RUNGS.items() if model.name == name and model == LADDER[name])
+
+
+LADDER_TASK = Task(
+    pairs=(("v1_0.25", "v1_0.75"), ("v1_0.5", "v2_1.0"), ("v1_0.75", "v2_1.0")), rule=ladder.RULE, classes=1000,
+    truth=ladder_truth, outputs=lambda name, brightness: ladder_outputs(LADDER[name], brightness),
+    variant=ladder_variant, frame_bytes=median_frame_bytes,
+    missing=lambda name: [path.name for path in (LADDER[name].path, photograph_labels()) if not path.is_file()],
+)  # fmt: skip
+DIGITS_TASK = Task(
+    pairs=(("student", "digits"), ("pruned", "digits")), rule=digits_family.RULE, classes=digits_family.CLASSES,
+    truth=digit_truth, outputs=digit_outputs, variant=digit_variant, frame_bytes=digit_frame_bytes,
+    missing=lambda _: [],
+)  # fmt: skip
+TASKS = (LADDER_TASK, DIGITS_TASK)
+
+
+def answers_of(task: Task, name: str, brightness: float = 1.0) -> Labels:
+    """Answers of a model."""
+    outputs = task.outputs(name, brightness)
+    rights = [is_right(task.rule, output, label) for output, label in zip(outputs, task.truth(), strict=True)]
     return Labels(
-        np.array([predicted_label(RULE, output) for output in outputs]),
-        np.array([score("margin", RULE, output) for output in outputs]),
+        np.array([predicted_label(task.rule, output) for output in outputs]),
+        np.array([score("margin", task.rule, output) for output in outputs]),
         float(np.mean(rights)),
     )
 
 
-def make_pair(small: str, big: str) -> Pair:
-    """Run or read both models, on photographs as they are and darkened."""
-    ours, theirs = answers_of(small), answers_of(big)
-    drifts = {ROTATED: Photographs(ours.scores, (ours.labels + 1) % 1000 != theirs.labels)}
+def make_pair(task: Task, small: str, big: str) -> Pair:
+    """Run or read both models, on frames as they are and darkened."""
+    ours, theirs = answers_of(task, small), answers_of(task, big)
+    drifts = {ROTATED: Photographs(ours.scores, (ours.labels + 1) % task.classes != theirs.labels)}
     for brightness in BRIGHTNESS:
-        dark_ours, dark_theirs = answers_of(small, brightness), answers_of(big, brightness)
+        dark_ours, dark_theirs = answers_of(task, small, brightness), answers_of(task, big, brightness)
         drifts[f"darkened to {brightness}"] = Photographs(dark_ours.scores, dark_ours.labels != dark_theirs.labels)
     world = Photographs(ours.scores, ours.labels != theirs.labels)
-    return Pair(small, big, world, drifts, ours.right, theirs.right)
+    return Pair(task, small, big, world, drifts, ours.right, theirs.right)
 
 
 def promises(
@@ -181,41 +234,45 @@ def drift(pair: Pair, what: str, allowed: float, random: np.random.Generator) ->
     }
 
 
-def rung_name(name: str) -> str:
-    """A model of the ladder as the name of a variant."""
-    return next(rung for rung, model in RUNGS.items() if model.name == name and model == LADDER[name])
-
-
-def prices(small: str, big: str, frame_bytes: int) -> Iterator[dict[str, Any]]:
+def prices(pair: Pair) -> Iterator[dict[str, Any]]:
     """What the cascade of a pair costs on each board and link at each allowance, predicted, beside the best row of the
-    big one; calibrated on all photographs."""
-    given = {rung_name(name): answers_of(name) for name in (small, big)}
-    first, second = given
+    big one; calibrated on all frames."""
+    task, frame_bytes = pair.task, pair.task.frame_bytes()
+    names = [pair.task.variant(name, BOARDS[0], frame_bytes).name for name in (pair.small, pair.big)]
+    given = [answers_of(task, name) for name in (pair.small, pair.big)]
     answers = FamilyAnswers(
-        answer=RULE.to_text(), truth=tuple(label for _, label in photographs()),
+        answer=task.rule.to_text(), truth=task.truth(),
         variants={
             name: VariantAnswers(labels=tuple(one.labels.tolist()), scores={"margin": tuple(one.scores.tolist())})
-            for name, one in given.items()
+            for name, one in zip(names, given, strict=True)
         },
     )  # fmt: skip
-    rungs = [rung(name) for name in given]
-    for board, link, allowed in itertools.product(BOARDS, LINKS, ALLOWED):
-        variants = [variant_of(one, board, frame_bytes) for one in rungs]
-        request = CascadeRequest(changed=allowed, variants=(first, second))
-        links = {"device-cloud": parse_link(link)}
-        planned = plan_family("ladder@1", variants, links, cascade=request, answers=answers).cascade
-        assert planned is not None
-        yield {
-            "pair": f"{small}, {big}", "board": board, "link": link, "allowed": allowed,
-            "stay": 1.0 - planned.cascade.escalated, "accuracy": planned.way.accuracy, "gain": planned.gain,
-            "escalated_to": planned.second_row, "cascade": msgspec.structs.asdict(planned.way.figures),
-            "alone": planned.alone.name, "alone_accuracy": planned.alone.accuracy,
-            "alone_figures": msgspec.structs.asdict(planned.alone.figures),
-        }  # fmt: skip
+    for board in BOARDS:
+        variants = [task.variant(name, board, frame_bytes) for name in (pair.small, pair.big)]
+        for link, allowed in itertools.product(LINKS, ALLOWED):
+            request = CascadeRequest(changed=allowed, variants=(names[0], names[1]))
+            row = {"pair": pair.name, "board": board, "link": link, "allowed": allowed}
+            try:
+                planned = plan_family(
+                    "family@1", variants, {"device-cloud": parse_link(link)}, cascade=request, answers=answers
+                ).cascade
+            except InfeasibleLimits as error:
+                yield row | {"refused": str(error)}
+                continue
+            assert planned is not None
+            yield row | {
+                "stay": 1.0 - planned.cascade.escalated, "accuracy": planned.way.accuracy, "gain": planned.gain,
+                "escalated_to": planned.second_row, "cascade": msgspec.structs.asdict(planned.way.figures),
+                "alone": planned.alone.name, "alone_accuracy": planned.alone.accuracy,
+                "alone_figures": msgspec.structs.asdict(planned.alone.figures),
+            }  # fmt: skip
 
 
 def print_price(row: dict[str, Any]) -> None:
     """One line of what a cascade costs beside the best row without it."""
+    if "refused" in row:
+        print(f"{row['pair']:18} {row['board']:15} {row['link']:10} {row['allowed']:4.0%} allowed: {row['refused']}")
+        return
     ours, theirs = row["cascade"], row["alone_figures"]
 
     def text(figures: dict[str, Any]) -> str:
@@ -255,14 +312,13 @@ def measure(options: Namespace) -> tuple[dict[str, Any], list[Target]]:
     random = np.random.default_rng(options.seed)
     print(f"seed {options.seed}")
     pairs, skipped = [], []
-    for small, big in PAIRS:
-        missing = [
-            path.name for path in (LADDER[small].path, LADDER[big].path, photograph_labels()) if not path.is_file()
-        ]
-        if missing:
-            skipped.append(f"{small}, {big} ({', '.join(missing)} not in {models_folder()})")
-        else:
-            pairs.append(make_pair(small, big))
+    for task in TASKS:
+        for small, big in task.pairs:
+            missing = [*task.missing(small), *task.missing(big)]
+            if missing:
+                skipped.append(f"{small}, {big} ({', '.join(dict.fromkeys(missing))} not in {models_folder()})")
+            else:
+                pairs.append(make_pair(task, small, big))
     worlds: list[tuple[str, Callable[[float], World]]] = [
         (pair.name, lambda _, world=pair.world: world)
         for pair in pairs  # type: ignore[misc]
@@ -283,8 +339,7 @@ def measure(options: Namespace) -> tuple[dict[str, Any], list[Target]]:
     drifts = [drift(pair, what, allowed, random) for pair in pairs for what in pair.drifts for allowed in ALLOWED]
     for row in drifts:
         print_drift(row)
-    frame_bytes = median_frame_bytes() if pairs else 0
-    priced = [row for pair in pairs for row in prices(pair.small, pair.big, frame_bytes)]
+    priced = [row for pair in pairs for row in prices(pair)]
     for row in priced:
         print_price(row)
     told = [

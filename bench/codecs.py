@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from boundaries import boundaries
 from record import Target, finish, make_parser, models_folder
 from trained import Skipped, TrainedModel, left_out, load_models
 
 from edgesplit.answers.answer_rule import infer_answer_rule, parse_answer_rule
 from edgesplit.release.boundary_codecs import INT4, INT6, INT8
 from edgesplit_partitioner.costs.model import TensorCost
-from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.profiling.codecs import count_changes, measure_codecs, with_codecs
 
@@ -65,21 +65,6 @@ class Measured:
     def is_refused(self) -> bool:
         """Whether too many answers change."""
         return self.equal < LEAST_EQUAL[self.codec]
-
-
-def boundaries(graph: LayerGraph) -> tuple[str, ...]:
-    """The tensors that cross a cut alone, in the order of the layers: where layers are run in their order."""
-    made = dict.fromkeys(graph.inputs, -1) | {
-        name: number for number, layer in enumerate(graph.layers) for name in layer.writes
-    }
-    last_read: dict[str, int] = {}
-    for number, layer in enumerate(graph.layers):
-        last_read.update(dict.fromkeys(layer.reads, number))
-    alone = []
-    for cut in range(len(graph.layers) - 1):
-        crossing = [name for name, maker in made.items() if maker <= cut < last_read.get(name, -1)]
-        alone += crossing if len(crossing) == 1 else []
-    return tuple(dict.fromkeys(name for name in alone if made[name] >= 0))
 
 
 def measure(model: TrainedModel) -> Iterator[Measured]:

@@ -19,16 +19,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from record import Target, finish, make_parser, models_folder
+from compressed import WIDE_ALLOWANCE, compressor_of, file_of, keep_variants, rule_of
+from record import Target, finish, make_parser
 from trained import Skipped, TrainedModel, left_out, load_models
 
-from edgesplit.answers.answer_rule import infer_answer_rule, parse_answer_rule
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import InfeasibleLimits, ModelRefused
 from edgesplit.input_spec import INPUT_LAYER
-from edgesplit_partitioner.compression.compress import CompressionResult, compress
+from edgesplit_partitioner.compression.compress import CompressionResult
 from edgesplit_partitioner.compression.gate import GateTerms
-from edgesplit_partitioner.compression.recipe import Method
 from edgesplit_partitioner.costs.predict import as_agents_run, predict_intervals
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
@@ -37,23 +36,11 @@ ALLOWANCES = (0.01, 0.02, 0.05)
 CONVOLUTIONAL = ("squeezenet_fp32", "mobilenet_v1_0.25_224_float.tflite", "yolox_nano", "ultraface_rfb_320",
                  "resnet8_cifar10_float.tflite")  # fmt: skip
 """Models whose weights are those of convolutions, without the few kilobytes of `mnist_cnn`, which a graph outweighs."""
-RULES: Mapping[str, str] = {
-    "yolox_nano": "boxes:yolox:0.5", "ultraface_rfb_320": "boxes:scores+boxes:0.7", "gesture_mlp": "close:0",
-    "silero_vad_16k": "close:0.1", "dtln_1": "close:0.1", "dtln_2": "close:0.1", "dtln_1.tflite": "close:0.1",
-    "dtln_2.tflite": "close:0.1",
-}  # fmt: skip
-"""When an answer has changed, where it is not the most likely class."""
-BINDINGS: Mapping[str, Mapping[str, int]] = {
-    "silero_vad_16k": {"batch": 1, "sequence": 576},
-    "gesture_mlp": {"batch": 1},
-}
 PICTURES = ("squeezenet_fp32", "mobilenet_v1_0.25_224_float.tflite", "yolox_nano", "ultraface_rfb_320")
 """Models that take the 500 photographs; the others have at most 300 samples."""
 OTHERS = ("gesture_mlp", "gesture_mlp.tflite", "mnist_cnn", "resnet8_cifar10_float.tflite", "silero_vad_16k", "dtln_1",
           "dtln_2", "dtln_1.tflite", "dtln_2.tflite")  # fmt: skip
 BOARDS = ("raspberrypi4", "raspberrypi5", "jetson-orin-nano")
-WIDE_ALLOWANCE = 0.2
-"""Of changed answers, by which int8 with all layers is kept to be measured: few samples are enough for it."""
 SIZE, LEAST_PASSING = 0.30, 2.0
 
 
@@ -73,7 +60,10 @@ class ModelResult:
     int8_predicted_s: dict[str, list[float]] = field(default_factory=dict)
     """By board: predicted seconds of the float file and of that variant; none where it changes too much to be kept."""
     variants: list[dict[str, Any]] = field(default_factory=list)
+    methods: list[dict[str, Any]] = field(default_factory=list)
+    """Each method with all layers: size, changed answers."""
     refused: str = ""
+    took_s: float = 0.0
 
 
 def find_models(only: Sequence[str]) -> Iterator[TrainedModel | Skipped]:
@@ -90,35 +80,37 @@ def find_models(only: Sequence[str]) -> Iterator[TrainedModel | Skipped]:
 
 def measure(model: TrainedModel, limit_s: float, allowances: Sequence[float], folder: Path) -> ModelResult:
     """Compress the model to int8 with all layers, and by each allowance."""
-    file = models_folder() / "models" / (model.name if model.name.endswith(".tflite") else f"{model.name}.onnx")
-    result = ModelResult(model.name, len(model.samples), file.stat().st_size)
-    given = RULES.get(model.name)
-    rule = parse_answer_rule(given, model.model.outputs) if given else infer_answer_rule(model.model.outputs)
+    result = ModelResult(model.name, len(model.samples), file_of(model.name).stat().st_size)
+    rule = rule_of(model)
     if rule is None:
         result.refused = "no answer rule"
         return result
 
-    def run(method: Method, allowed: float, seconds: float) -> CompressionResult:
-        print(f"{model.name}: {method}, {allowed:.0%}", flush=True)
-        return compress(
-            file, method, model.samples, rule, GateTerms(least_agreement=1.0 - allowed), out_folder=folder,
-            bindings=BINDINGS.get(model.name), limit_s=seconds,
-        )  # fmt: skip
+    began = time.monotonic()
 
-    try:
-        plain = run("int8", WIDE_ALLOWANCE, 0.0)
-        result.size = plain.variant_bytes / plain.base_bytes
-        result.int8_changed = f"{plain.evidence.changed} of {plain.evidence.samples}"
-        result.int8_run_s = (plain.base_run_s, plain.variant_run_s)
-        result.int8_predicted_s = predicted_of(model.model, plain)
-    except ModelRefused as refusal:
-        result.refused = str(refusal)
-        return result
-    for allowed in allowances:
+    def progress(step: str) -> None:
+        print(f"  {time.monotonic() - began:5.0f} s  {step}", file=sys.stderr, flush=True)
+
+    with compressor_of(model, rule, progress) as compressor:
         try:
-            result.variants.append(_variant(model.model, run("auto", allowed, limit_s), allowed))
-        except InfeasibleLimits as error:
-            result.variants.append({"allowed": allowed, "passed": False, "sentence": f"too few: {error}"})
+            wide = GateTerms(least_agreement=1.0 - WIDE_ALLOWANCE)
+            plain = compressor.compress("int8", wide, out_folder=folder, limit_s=0.0)
+            result.size = plain.variant_bytes / plain.base_bytes
+            result.int8_changed = f"{plain.evidence.changed} of {plain.evidence.samples}"
+            result.int8_run_s = (plain.base_run_s, plain.variant_run_s)
+            result.int8_predicted_s = predicted_of(model.model, plain)
+        except ModelRefused as refusal:
+            result.refused = str(refusal)
+            return result
+        for allowed in allowances:
+            terms = GateTerms(least_agreement=1.0 - allowed)
+            try:
+                made = compressor.compress("auto", terms, out_folder=folder, limit_s=limit_s)
+                result.variants.append(_variant(model.model, made, allowed))
+            except InfeasibleLimits as error:
+                result.variants.append({"allowed": allowed, "passed": False, "sentence": f"too few: {error}"})
+        result.methods = [asdict(variant) for variant in keep_variants(model, compressor)]
+    result.took_s = time.monotonic() - began
     return result
 
 
@@ -162,9 +154,14 @@ def show(result: ModelResult) -> None:
         if result.size is None
         else f"int8 {result.size:.3f} of {result.base_bytes} bytes, {result.int8_changed} changed"
     )
-    print(f"\n{result.model} ({result.samples} samples): {size}{result.refused}")
+    print(f"\n{result.model} ({result.samples} samples, {result.took_s:.0f} s): {size}{result.refused}")
     if result.int8_run_s is not None:
         print(f"  int8: {seconds_text(result.int8_run_s, result.int8_predicted_s)}")
+    for method in result.methods:
+        print(
+            f"  {method['method']}, all layers: size {method['size']:.3f}, {method['changed']} of {method['samples']}"
+            " changed"
+        )
     for variant in result.variants:
         head = f"  {variant['allowed']:.0%}: {'passed' if variant['passed'] else 'MISSED'}"
         if "method" not in variant:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -72,11 +73,12 @@ def _is_as_good(allowed: Plan, now: Conditions, seconds: float, accuracy: float)
     return row is not None and (row.accuracy or 0.0) >= accuracy and latency_s(row, now) <= seconds * (1 + 1e-7) + 1e-12
 
 
-def random_families(count: int, first_seed: int, processes: int) -> tuple[int, int]:
-    """Families tried, and those with a mismatch."""
+def random_families(count: int, first_seed: int, processes: int) -> tuple[int, float]:
+    """Families with a mismatch, and processor seconds of all processes."""
     with ProcessPoolExecutor(processes) as pool:
         wrong = list(pool.map(mismatches_of, range(first_seed, first_seed + count), chunksize=20))
-    return count, sum(map(bool, wrong))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(map(bool, wrong)), used.ru_utime + used.ru_stime
 
 
 # ---- the ladder ---------------------------------------------------------------------------------------------------
@@ -188,13 +190,19 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--families", type=int, default=10_000, help="random families to try [10000]")
     parser.add_argument("--seed", type=int, default=0, help="of the first random family [0]")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for the random families [cores]")
     parser.add_argument("--requests", type=int, default=REQUESTS, help=f"per replay [{REQUESTS}]")
     options = parser.parse_args()
-    tried, wrong = random_families(options.families, options.seed, os.cpu_count() or 1)
-    print(f"{tried} random families from seed {options.seed}: {wrong} with a mismatch", flush=True)
+    tried = options.families
+    wrong, processor_s = random_families(tried, options.seed, options.processes)
+    print(
+        f"{tried} random families from seed {options.seed}: {wrong} with a mismatch; {processor_s:.0f} s of processor"
+        " time",
+        flush=True,
+    )
     fewer = (f"10,000 families (asked for {tried})",) if tried < 10_000 else ()
     targets = [Target("family.random_families_with_a_mismatch", wrong, 0.0, left_out=fewer)]
-    results: dict[str, Any] = {"families": tried, "seed": options.seed, "mismatches": wrong}
+    results: dict[str, Any] = {"families": tried, "seed": options.seed, "mismatches": wrong, "processor_s": processor_s}
     missing = [model.path for model in RUNGS.values() if not model.path.is_file()]
     left_out = tuple(f"{path.name} (not in {path.parent})" for path in missing)
     cells: list[Cell] = []

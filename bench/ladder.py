@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 from PIL import Image
 from record import models_folder
 from trained import REPOSITORY
@@ -18,6 +20,7 @@ from trained import REPOSITORY
 from edgesplit.answers.answer_rule import AnswerRule
 from edgesplit.runtime.tflite import invoke, open_interpreter
 
+Pixels = npt.NDArray[np.float32]
 CACHE = REPOSITORY / "out" / "ladder"
 OUTPUT = "classes"
 RULE = AnswerRule("class", (OUTPUT,), labels=(-1, *range(1000)))
@@ -38,6 +41,10 @@ class LadderModel:
         """Its file, which may be missing."""
         kind = "float" if self.is_float else "quant"
         return models_folder() / "models" / f"mobilenet_{self.name}_{self.side}_{kind}.tflite"
+
+    def values(self, pixels: Pixels) -> npt.NDArray[Any]:
+        """Its input for pixels [side, side, RGB] from 0 to 255."""
+        return pixels[None] / np.float32(127.5) - 1 if self.is_float else pixels[None].astype(np.uint8)
 
 
 LADDER = {
@@ -64,23 +71,39 @@ def photographs() -> list[tuple[Path, int]]:
 
 def ladder_outputs(model: LadderModel, brightness: float = 1.0) -> list[dict[str, npt.NDArray[Any]]]:
     """The model's outputs for each photograph, whose pixels are multiplied by `brightness`."""
-    digest = hashlib.sha256(model.path.read_bytes()).hexdigest()[:16]
+    return photograph_outputs(model.path, model.side, model.values, brightness)
+
+
+def photograph_outputs(
+    file: Path, side: int, values: Callable[[Pixels], npt.NDArray[Any]], brightness: float = 1.0
+) -> list[dict[str, npt.NDArray[Any]]]:
+    """The outputs of a model, ONNX or TFLite, with one square input that `values` makes of pixels [side, side, RGB]
+    from 0 to 255."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     kept = CACHE / f"{digest}-{brightness:g}.npy"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        np.save(kept, _run(model, brightness), allow_pickle=False)
+        run = _onnx_model(file) if file.suffix == ".onnx" else _tflite_model(file)
+        rows = []
+        for path, _ in photographs():
+            pixels = np.round(np.asarray(_middle_square(path, side), np.float32) * np.float32(brightness))
+            rows.append(run(values(pixels)))
+        np.save(kept, np.stack(rows), allow_pickle=False)
     return [{OUTPUT: row} for row in np.load(kept, allow_pickle=False)]
 
 
-def _run(model: LadderModel, brightness: float) -> npt.NDArray[Any]:
-    interpreter, _ = open_interpreter(model.path)
+def _tflite_model(file: Path) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    interpreter, _ = open_interpreter(file)
     name = interpreter.get_input_details()[0]["name"]
-    rows = []
-    for path, _ in photographs():
-        pixels = np.round(np.asarray(_middle_square(path, model.side), np.float32) * np.float32(brightness))
-        values = pixels / np.float32(127.5) - 1 if model.is_float else pixels.astype(np.uint8)
-        rows.append(next(iter(invoke(interpreter, {name: values[None]}).values())).copy())
-    return np.stack(rows)
+    return lambda values: next(iter(invoke(interpreter, {name: values}).values())).copy()
+
+
+def _onnx_model(file: Path) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda values: np.asarray(session.run(None, {name: values})[0])
 
 
 def _middle_square(path: Path, side: int) -> Image.Image:

@@ -17,6 +17,8 @@ from edgesplit.device_profile import load_profile
 from edgesplit.input_spec import parse_input_spec
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.costs.predict import as_servers_run, predict_intervals
+from edgesplit_partitioner.ir.graph import LayerGraph
+from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.onnx_format.model import with_input_layer
 from edgesplit_partitioner.planner.family import Variant
@@ -66,11 +68,17 @@ def median_frame_bytes() -> int:
 
 def variant_of(rung: Rung, board: str, frame_bytes: int) -> Variant:
     """The variant with predicted seconds on a board and on this kind of server; boundaries travel raw."""
-    form = rung.model.format
-    server = as_servers_run(load_profile("generic-x86"), form)
-    cloud_s = {name: one.seconds for name, one in predict_intervals(rung.graph, server, form).items()}
+    return predicted_variant(rung.name, rung.model, rung.graph, rung.accuracy, board, frame_bytes)
+
+
+def predicted_variant(
+    name: str, model: PreparedModel, graph: LayerGraph, accuracy: float, board: str, frame_bytes: int
+) -> Variant:
+    """A model as a variant, its seconds predicted on a board and on this kind of server; boundaries travel raw."""
+    server = as_servers_run(load_profile("generic-x86"), model.format)
+    cloud_s = {layer: one.seconds for layer, one in predict_intervals(graph, server, model.format).items()}
     costs = build_costs(
-        rung.name, rung.graph, profile=load_profile(board), cloud_s=cloud_s, tensors={}, frame_bytes=frame_bytes,
-        model_format=form,
+        name, graph, profile=load_profile(board), cloud_s=cloud_s, tensors={}, frame_bytes=frame_bytes,
+        model_format=model.format,
     )  # fmt: skip
-    return Variant(rung.name, costs, rung.accuracy)
+    return Variant(name, costs, accuracy)

@@ -82,8 +82,11 @@ class _Entry:
     bindings: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_models(count: int, only: Sequence[str] = (), *, tflite: bool = False) -> Iterator[TrainedModel | Skipped]:
-    """Every known ONNX model, and with `tflite` every TFLite model, with at most `count` samples each."""
+def load_models(
+    count: int, only: Sequence[str] = (), *, tflite: bool = False, counts: Mapping[str, int] | None = None
+) -> Iterator[TrainedModel | Skipped]:
+    """Every known ONNX model, and with `tflite` every TFLite model, with at most `count` samples each, or as many as
+    `counts` says of it."""
     for entry in (*_ONNX_MODELS, *(_TFLITE_MODELS if tflite else ())):
         path = REPOSITORY / entry.file if entry.file.startswith("examples/") else models_folder() / entry.file
         name, given = path.name.removesuffix(".onnx"), "jpeg" if entry.input_text else "tensors"
@@ -93,11 +96,19 @@ def load_models(count: int, only: Sequence[str] = (), *, tflite: bool = False) -
             yield Skipped(name, f"{path.name} is not in {path.parent}")
             continue
         try:
-            yield _loaded(entry, path, name, given, count)
+            yield _loaded(entry, path, name, given, (counts or {}).get(name, count))
         except AcceleratorMissing as error:
             yield Skipped(name, str(error), needs_hardware=True)
         except Exception as error:  # whatever a model or its inputs lack: said, and the others go on
             yield Skipped(f"{name} ({given})", f"{type(error).__name__}: {error}")
+
+
+def model_names() -> list[tuple[str, str]]:
+    """Every known model, ONNX and TFLite, with how its samples are given."""
+    return [
+        (Path(entry.file).name.removesuffix(".onnx"), "jpeg" if entry.input_text else "tensors")
+        for entry in (*_ONNX_MODELS, *_TFLITE_MODELS)
+    ]
 
 
 class AcceleratorMissing(Exception):

@@ -23,10 +23,12 @@ def collect_ranges(model: onnx.ModelProto, samples: Sequence[Tensors]) -> RangeC
     outputs = {value.name for value in exposed.graph.output}
     floats = [value for value in exposed.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT]
     constants = nodes.constant_names(exposed.graph)
+    # A file may describe tensors that no node writes any more, such as those that optimising has fused.
+    written = {name for node in exposed.graph.node for name in node.output}
     exposed.graph.output.extend(
         onnx.ValueInfoProto(name=value.name)
         for value in floats
-        if value.name not in outputs and value.name not in constants
+        if value.name in written and value.name not in outputs and value.name not in constants
     )
     # Not optimised: fusing would remove the tensors whose ranges are wanted.
     session = open_session(exposed.SerializeToString(), onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gain import targets_of
+from gain_report import targets_of
 from predict import MATERIALISED, MODELS, TFLITE, find_models
 from record import Target, models_folder
 from trained import Skipped, left_out, load_models
@@ -37,8 +37,8 @@ def test_models_that_are_not_there_are_named_beside_the_target(tmp_path: Path, m
     missing = left_out([*skipped, Skipped("tpu", "none is here", needs_hardware=True)])
     assert any(entry.startswith("yolox_nano (yolox_nano.onnx is not in ") for entry in missing)
     assert not any(entry.startswith("tpu") for entry in missing)
-    (target,) = targets_of([], missing)
-    assert not target.met and "not measured on " in target.text()
+    for target in targets_of([], missing):
+        assert not target.met and "not measured on " in target.text()
     assert left_out((), ["digits"]) == ("models other than digits (not asked for)",)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from edgesplit.errors import InfeasibleLimits, ModelRefused, UsageError
 from edgesplit.runtime import run_slices
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_partitioner.compression.compress import CompressionResult, compress
+from edgesplit_partitioner.compression.compress import CompressionResult, Compressor, compress
 from edgesplit_partitioner.compression.confirm import confirm
 from edgesplit_partitioner.compression.gate import GateTerms
 from edgesplit_partitioner.compression.recipe import Method
@@ -110,6 +111,31 @@ def test_auto_takes_the_smallest_file_that_passes(tmp_path: Path) -> None:
     """Where int8 passes as it is, no larger file is taken."""
     model = onnx_classifier()
     assert run(model, "auto", tmp_path).recipe.method in ("int8", "int8-dynamic")
+
+
+def test_what_was_made_for_one_allowance_is_kept_for_the_next(tmp_path: Path) -> None:
+    """One compressor gives each allowance what a compression of its own does, and makes and confirms nothing twice."""
+    model = onnx_classifier(spread=3000.0)
+    alone = [run(model, "auto", tmp_path / str(kept), GateTerms(least_agreement=kept)) for kept in (0.9, 0.95)]
+    steps: list[str] = []
+    file = tmp_path / model.file_name
+    file.write_bytes(model.raw)
+    with Compressor(file, model.samples, RULE, labels=model.labels, progress=steps.append) as compressor:
+        for kept, expected in zip((0.9, 0.95), alone, strict=True):
+            result = compressor.compress("auto", GateTerms(least_agreement=kept), out_folder=tmp_path)
+            assert (result.recipe, result.evidence, result.verdict) == (
+                expected.recipe, expected.evidence, expected.verdict,
+            )  # fmt: skip
+    assert len(steps) == len(set(steps))
+
+
+def test_a_file_that_describes_tensors_which_no_node_writes_is_compressed(tmp_path: Path) -> None:
+    """Tools leave descriptions of tensors behind that were fused away: no range is measured of them."""
+    model = onnx_classifier()
+    described = onnx.load_from_string(model.raw)
+    described.graph.value_info.append(onnx.helper.make_tensor_value_info("fused_away", onnx.TensorProto.FLOAT, [1, 8]))
+    stale = dataclasses.replace(model, raw=described.SerializeToString())
+    assert run(stale, "int8", tmp_path).verdict.passed
 
 
 def test_too_few_samples_are_told_before_any_work(tmp_path: Path) -> None:
