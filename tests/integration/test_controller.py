@@ -180,7 +180,7 @@ REFUSED = [
     ("GET", "/v1/models/TINY", None, 400, "not a model name"),
     ("POST", "/v1/models?name=cut", tiny_model()[:900], 422, ""),
     ("POST", "/v1/models?name=text", b"hello", 422, "not a model"),
-    ("POST", "/v1/models?name=tiny&input=image/png", tiny_model(), 400, "image/jpeg"),
+    ("POST", "/v1/models?name=tiny&input=image/gif", tiny_model(), 400, "image/jpeg"),
     ("POST", "/v1/models?name=tiny&bind=batch", tiny_model(), 400, "DIMENSION=LENGTH"),
     ("POST", "/v1/plans", {"model": "tiny", "device": "raspberypi4"}, 404, "did you mean raspberrypi4"),
     ("POST", "/v1/plans", {"model": "tiny", "device": "/etc/passwd.yaml"}, 404, "device profile"),
@@ -266,6 +266,13 @@ def test_a_restarted_broker_is_given_every_desired_state_again(up: Up, tmp_path:
     assert device.statement().releases[0].release == made["release"]
     assert int(pid_file.read_text()) != killed
     device.session.stop()
+
+
+def test_a_controller_to_which_an_agent_was_pushed_last_did_not_start_again(up: Up) -> None:
+    """It looked for the file of the newest model in the table, and versions of the agent have none."""
+    up.ok("POST", "/v1/agents?version=9.2.0&python=3.11&machine=aarch64", archive(small_agent("9.2.0")))
+    assert up.end() == 0
+    assert up.start() == "ready"
 
 
 def test_a_controller_restarted_after_sigkill_has_its_whole_state(up: Up, tmp_path: Path) -> None:

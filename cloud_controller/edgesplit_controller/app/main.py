@@ -262,7 +262,8 @@ def _check_blobs(process: _Process) -> None:
     reason not to start."""
     foundations, settings = process.foundations, process.settings
     with foundations.database.read() as session:
-        models = session.scalars(select(Model).order_by(Model.id.desc()).limit(MODELS_LOOKED_FOR)).all()
+        stored = select(Model).where(Model.sha256 != "")  # versions of the agent have no file of their own
+        models = session.scalars(stored.order_by(Model.id.desc()).limit(MODELS_LOOKED_FOR)).all()
     if not models or settings.force or any(foundations.blobs.touch(model.sha256) for model in models):
         return
     place = settings.blobs or settings.data / "blobs"

@@ -79,11 +79,12 @@ READ = {
 """Kind of file by the option or argument that takes one."""
 FOR_OTHERS = {
     "plan --plot", "demo --json", "demo --picture", "demo --folder", "device logs --out", "export triton --out",
-    "export kserve --out", "up --out", "sim --folder",
+    "export kserve --out", "up --out", "sim --folder", "infer --draw",
 }  # fmt: skip
 """Written for people and other programs: no command of edgesplit takes it."""
 FROM_OTHERS = {
-    "model push file", "model push --samples", "model compress --samples", "family create --samples",
+    "model push file", "model push --labels",
+    "model push --samples", "model compress --samples", "family create --samples",
     "plan --trace", "adopt --batch", "adopt --key", "adopt --coral-deb", "adopt --interpreter",
     "adopt --wheelhouse", "agent push --wheelhouse", "bundle --wheelhouse", "flash --image",
     "flash --wifi-password-file", "flash --ssh-key", "flash --wheelhouse", "flash --interpreter", "flash --coral-deb",
